@@ -1,7 +1,21 @@
 //! Dispatcher, Tier-1 node and Tier-2 node as state machines: no sockets, clocks, threads,
-//! randomness or kernels. Drivers elsewhere run them in a process, on a network, in virtual time.
+//! randomness or kernels. Drivers elsewhere run them in a process or on a network; the one here
+//! runs them in virtual time.
 #![forbid(unsafe_code)]
 
+mod dispatcher;
+mod histogram;
+mod message;
 mod prompt;
+mod tier1;
+mod tier2;
+pub mod virtual_time;
 
+pub use dispatcher::{
+    Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats, Rejection,
+};
+pub use histogram::Histogram;
+pub use message::{Attend, Attended, Home, Launch, Sample, ShardId};
 pub use prompt::{Completion, Finish, Generated, Prompt, PromptId, Sampling};
+pub use tier1::{Stage, Tier1Action, Tier1Event, Tier1Node, Tier1Work};
+pub use tier2::{Tier2Action, Tier2Error, Tier2Event, Tier2Node};

@@ -1,0 +1,146 @@
+//! A prompt inside the dispatcher: its tokens, what is computed, and the context it holds.
+
+use crate::message::{Sample, ShardId};
+use crate::prompt::{Completion, Finish, Generated, Prompt};
+use glinthawk_flight::{PAGE_POSITIONS, Row};
+use std::collections::BTreeMap;
+
+/// Pages that hold `positions` positions.
+pub(super) fn pages_for(positions: u32) -> u32 {
+    positions.div_ceil(PAGE_POSITIONS)
+}
+
+/// Where a seated prompt's context lives.
+pub(super) struct Seat {
+    pub shard: ShardId,
+    pub slot: u32,
+    /// Page of every 16 positions.
+    pub pages: Vec<u32>,
+    /// Positions whose keys and values are stored.
+    pub computed: u32,
+    /// Rows in the air; 0 when the prompt is home.
+    pub rows_in_air: u32,
+}
+
+pub(super) struct Entry {
+    pub prompt: Prompt,
+    pub generated: Vec<Generated>,
+    /// How often each token was generated; kept only where a penalty asks.
+    counts: BTreeMap<u32, u32>,
+    /// Order of submission: the youngest has the highest.
+    pub age: u64,
+    pub seat: Option<Seat>,
+    /// The watcher wants the completion to end after this many tokens.
+    pub stop_after: Option<usize>,
+    pub submitted_ns: u64,
+    pub first_token_ns: Option<u64>,
+}
+
+impl Entry {
+    pub(super) fn new(prompt: Prompt, age: u64, now_ns: u64) -> Self {
+        Self {
+            prompt,
+            generated: Vec::new(),
+            counts: BTreeMap::new(),
+            age,
+            seat: None,
+            stop_after: None,
+            submitted_ns: now_ns,
+            first_token_ns: None,
+        }
+    }
+
+    /// Tokens known so far, given and generated.
+    pub(super) fn len(&self) -> u32 {
+        (self.prompt.tokens.len() + self.generated.len()) as u32
+    }
+
+    fn token(&self, position: u32) -> u32 {
+        let position = position as usize;
+        let given = self.prompt.tokens.len();
+        if position < given {
+            self.prompt.tokens[position]
+        } else {
+            self.generated[position - given].token
+        }
+    }
+
+    /// Appends a generated token; says whether and why the completion is over.
+    pub(super) fn push(&mut self, generated: Generated, now_ns: u64) -> Option<Finish> {
+        let token = generated.token;
+        if self.prompt.sampling.presence_penalty != 0.0
+            || self.prompt.sampling.frequency_penalty != 0.0
+        {
+            *self.counts.entry(token).or_default() += 1;
+        }
+        self.generated.push(generated);
+        self.first_token_ns.get_or_insert(now_ns);
+        if self.prompt.stop_ids.contains(&token) {
+            Some(Finish::Stop)
+        } else if self.generated.len() >= self.prompt.tokens_max as usize {
+            Some(Finish::Length)
+        } else {
+            None
+        }
+    }
+
+    /// The rows of positions `computed..computed + count`, which the seat's pages already hold.
+    pub(super) fn rows(&self, count: u32) -> impl Iterator<Item = Row> {
+        let seat = self.seat.as_ref().expect("only a seated prompt has rows");
+        (seat.computed..seat.computed + count).map(|position| Row {
+            slot: seat.slot,
+            position,
+            page: seat.pages[(position / PAGE_POSITIONS) as usize],
+            token: self.token(position),
+        })
+    }
+
+    /// How the next token is picked, from row `row` of the launch.
+    pub(super) fn sample(&self, row: u32) -> Sample {
+        let sampling = &self.prompt.sampling;
+        Sample {
+            row,
+            position: self.len(),
+            temperature: sampling.temperature,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+            seed: sampling.seed,
+            repetition_penalty: sampling.repetition_penalty,
+            repeated: self.repeated(),
+            biases: self.biases(),
+            logprobs: sampling.logprobs,
+        }
+    }
+
+    fn repeated(&self) -> Vec<u32> {
+        if self.prompt.sampling.repetition_penalty == 1.0 {
+            return Vec::new();
+        }
+        let generated = self.generated.iter().map(|generated| generated.token);
+        let mut tokens: Vec<u32> = self.prompt.tokens.iter().copied().chain(generated).collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        tokens
+    }
+
+    fn biases(&self) -> Vec<(u32, f32)> {
+        let sampling = &self.prompt.sampling;
+        if self.counts.is_empty() {
+            return sampling.logit_bias.clone();
+        }
+        let mut biases: BTreeMap<u32, f32> = sampling.logit_bias.iter().copied().collect();
+        for (&token, &count) in &self.counts {
+            let penalty = sampling.presence_penalty + sampling.frequency_penalty * count as f32;
+            *biases.entry(token).or_default() -= penalty;
+        }
+        biases.into_iter().collect()
+    }
+
+    pub(super) fn complete(mut self, finish: Finish) -> Completion {
+        if let Some(kept) = self.stop_after {
+            self.generated.truncate(kept);
+        }
+        Completion { id: self.prompt.id, tokens: self.generated, finish }
+    }
+}

@@ -1,0 +1,206 @@
+//! Filling the shards that are home: decode rows first, then prefill of the seated, then newcomers.
+
+use super::entry::{Seat, pages_for};
+use super::{Dispatcher, DispatcherAction};
+use crate::message::{Launch, ShardId};
+use crate::prompt::PromptId;
+use std::collections::BTreeMap;
+
+/// Rows planned for a shard that is home, in the order they will stand.
+#[derive(Default)]
+struct Manifest {
+    rows: u32,
+    prompts: Vec<(PromptId, u32)>,
+}
+
+impl Dispatcher {
+    /// Plans and launches every shard that is home and has something to do.
+    pub(super) fn fill(&mut self, actions: &mut Vec<DispatcherAction>) {
+        let home = self.shards.iter().filter(|(_, state)| !state.in_air).map(|(&shard, _)| shard);
+        let home: Vec<ShardId> = home.collect();
+        if home.is_empty() {
+            return;
+        }
+        let mut manifests: BTreeMap<ShardId, Manifest> = BTreeMap::new();
+        for shard in home {
+            manifests.insert(shard, Manifest::default());
+            self.plan_seated(shard, &mut manifests);
+        }
+        self.plan_newcomers(&mut manifests);
+        for (shard, manifest) in manifests {
+            if manifest.rows > 0 {
+                actions.push(DispatcherAction::Launch(self.launch(shard, manifest)));
+            }
+        }
+    }
+
+    /// Gives the seated prompts of a shard their rows: those that generate first (one row each
+    /// always fits, for no more are seated than rows), then those still in prefill, by age.
+    fn plan_seated(&mut self, shard: ShardId, manifests: &mut BTreeMap<ShardId, Manifest>) {
+        let seated = self.shards[&shard].seated.clone();
+        let (generating, prefilling): (Vec<_>, Vec<_>) =
+            seated.into_iter().partition(|id| self.rows_wanted(*id) == 1);
+        for id in generating.into_iter().chain(prefilling) {
+            self.plan_rows(id, shard, manifests);
+        }
+    }
+
+    /// Seats waiting prompts, oldest first, each on the shard with the most room.
+    fn plan_newcomers(&mut self, manifests: &mut BTreeMap<ShardId, Manifest>) {
+        if self.queue.is_empty() {
+            return;
+        }
+        let mut committed: Vec<u64> = vec![0; self.lanes.len()];
+        for (shard, state) in &self.shards {
+            let pages = state.seated.iter().map(|id| u64::from(self.pages_committed(*id)));
+            committed[shard.lane as usize] += pages.sum::<u64>();
+        }
+        while let Some((&age, &id)) = self.queue.first_key_value() {
+            let expected = self.pages_expected(&self.entries[&id]);
+            let Some(shard) = self.shard_for(expected, &committed, manifests) else { return };
+            committed[shard.lane as usize] += u64::from(expected);
+            self.queue.remove(&age);
+            self.seat(id, age, shard);
+            self.plan_rows(id, shard, manifests);
+            if self.entries[&id].seat.is_none() {
+                return; // it found no pages after all and waits again
+            }
+        }
+    }
+
+    fn seat(&mut self, id: PromptId, age: u64, shard: ShardId) {
+        let lane = &mut self.lanes[shard.lane as usize];
+        let slot = lane.slots_free.pop().expect("as many slots as seats");
+        let entry = self.entries.get_mut(&id).expect("queued prompts have an entry");
+        entry.seat = Some(Seat { shard, slot, pages: Vec::new(), computed: 0, rows_in_air: 0 });
+        let seated = &mut self.shards.get_mut(&shard).expect("exists").seated;
+        let place = seated.partition_point(|id| self.entries[id].age < age);
+        seated.insert(place, id);
+    }
+
+    /// The shard at home that should take a waiting prompt, if one can. `committed` is what the
+    /// prompts of each lane are expected to hold in the end.
+    fn shard_for(
+        &self,
+        expected: u32,
+        committed: &[u64],
+        manifests: &BTreeMap<ShardId, Manifest>,
+    ) -> Option<ShardId> {
+        let rows_max = self.config.rows_per_lane;
+        let first_pages = expected.min(pages_for(self.config.chunk.min(rows_max)));
+        let open = manifests.iter().filter(|(shard, manifest)| {
+            let pages = &self.lanes[shard.lane as usize].pages;
+            let committed = committed[shard.lane as usize];
+            // A lane with nobody on it always admits: no prompt is longer than a lane.
+            let admits = committed == 0
+                || (pages.total() - pages.used() >= first_pages
+                    && committed + u64::from(expected) <= u64::from(pages.total()));
+            admits
+                && manifest.rows < rows_max
+                && self.shards[shard].seated.len() < rows_max as usize
+        });
+        open.min_by_key(|(shard, manifest)| (committed[shard.lane as usize], manifest.rows))
+            .map(|(&shard, _)| shard)
+    }
+
+    fn pages_committed(&self, id: PromptId) -> u32 {
+        let entry = &self.entries[&id];
+        let held = entry.seat.as_ref().map_or(0, |seat| seat.pages.len() as u32);
+        self.pages_expected(entry).max(held)
+    }
+
+    /// Rows a seated prompt has to compute before its next token.
+    fn rows_wanted(&self, id: PromptId) -> u32 {
+        let entry = &self.entries[&id];
+        entry.len() - entry.seat.as_ref().expect("seated").computed
+    }
+
+    /// Plans as many of a prompt's rows as budget, chunk and pages allow.
+    fn plan_rows(
+        &mut self,
+        id: PromptId,
+        shard: ShardId,
+        manifests: &mut BTreeMap<ShardId, Manifest>,
+    ) {
+        if self.entries[&id].seat.is_none() {
+            return; // preempted while an older one was planned
+        }
+        let room = self.config.rows_per_lane - manifests[&shard].rows;
+        let rows = self.rows_wanted(id).min(self.config.chunk).min(room);
+        if rows == 0 || !self.hold_pages(id, rows, manifests) {
+            return;
+        }
+        let manifest = manifests.get_mut(&shard).expect("the shard is being planned");
+        manifest.rows += rows;
+        manifest.prompts.push((id, rows));
+    }
+
+    /// Makes a seated prompt hold the pages of its next `rows` rows; where none is left the
+    /// youngest on the lane goes. `false`: not now (it went itself, or the youngest is in the air).
+    fn hold_pages(
+        &mut self,
+        id: PromptId,
+        rows: u32,
+        manifests: &mut BTreeMap<ShardId, Manifest>,
+    ) -> bool {
+        loop {
+            let seat = self.entries.get_mut(&id).and_then(|entry| entry.seat.as_mut());
+            let seat = seat.expect("the caller saw it seated");
+            if seat.pages.len() as u32 >= pages_for(seat.computed + rows) {
+                return true;
+            }
+            let lane = seat.shard.lane;
+            if let Some(page) = self.lanes[lane as usize].pages.take() {
+                seat.pages.push(page);
+                continue;
+            }
+            let youngest = self.youngest_on(lane);
+            let victim = self.entries[&youngest].seat.as_ref().expect("it is on the lane");
+            if victim.rows_in_air > 0 {
+                return false; // the next shard of this lane that comes home tries again
+            }
+            if let Some(manifest) = manifests.get_mut(&victim.shard) {
+                let planned = manifest.prompts.iter().position(|(planned, _)| *planned == youngest);
+                if let Some(index) = planned {
+                    manifest.rows -= manifest.prompts.remove(index).1;
+                }
+            }
+            self.preempt(youngest);
+            if youngest == id {
+                return false;
+            }
+        }
+    }
+
+    /// The youngest prompt that holds pages of a lane.
+    fn youngest_on(&self, lane: u32) -> PromptId {
+        let seated = self.shards.iter().filter(|(shard, _)| shard.lane == lane);
+        let holders = seated
+            .flat_map(|(_, state)| &state.seated)
+            .filter(|id| self.entries[id].seat.as_ref().is_some_and(|seat| !seat.pages.is_empty()));
+        *holders
+            .max_by_key(|id| self.entries[id].age)
+            .expect("a lane without free pages has holders")
+    }
+
+    fn launch(&mut self, shard: ShardId, manifest: Manifest) -> Launch {
+        let mut rows = Vec::with_capacity(manifest.rows as usize);
+        let mut samples = Vec::new();
+        let mut aboard = Vec::with_capacity(manifest.prompts.len());
+        for (id, count) in manifest.prompts {
+            let sampled = count == self.rows_wanted(id);
+            let entry = self.entries.get_mut(&id).expect("planned prompts have an entry");
+            rows.extend(entry.rows(count));
+            if sampled {
+                samples.push(entry.sample(rows.len() as u32 - 1));
+            }
+            entry.seat.as_mut().expect("planned prompts are seated").rows_in_air = count;
+            aboard.push((id, count, sampled));
+        }
+        let state = self.shards.get_mut(&shard).expect("exists");
+        state.epoch = state.epoch.wrapping_add(1);
+        state.in_air = true;
+        state.aboard = aboard;
+        Launch { shard, epoch: state.epoch, rows, samples }
+    }
+}

@@ -1,0 +1,332 @@
+//! The dispatcher: seats prompts in flights, binds their contexts to lanes, counts every page,
+//! and turns tokens that come home into completions. It decides everything that two nodes would
+//! have to agree on, and does no I/O.
+
+mod entry;
+mod fill;
+mod pages;
+
+use crate::histogram::Histogram;
+use crate::message::{Home, Launch, ShardId};
+use crate::prompt::{Completion, Finish, Generated, Prompt, PromptId};
+use entry::{Entry, pages_for};
+use glinthawk_flight::PAGE_POSITIONS;
+use pages::PagePool;
+use std::collections::{BTreeMap, HashMap};
+
+/// The part of a plan that the dispatcher needs.
+#[derive(Clone, Debug)]
+pub struct DispatcherConfig {
+    /// Flights in the air.
+    pub flights: u32,
+    /// Rows of a flight on each lane (B).
+    pub rows_per_lane: u32,
+    /// Rows of one prompt's prefill in one step.
+    pub chunk: u32,
+    /// Pages of every lane: the least that any slice's worker has there.
+    pub lane_pages: Vec<u32>,
+    /// Positions a context may have.
+    pub context_max: u32,
+    /// Before completions show how long they are: expected length is the longest over this.
+    pub oversubscription: f32,
+}
+
+/// What happens to the dispatcher.
+pub enum DispatcherEvent {
+    /// A prompt to run.
+    Submit(Prompt),
+    /// The watcher of a prompt wants its completion to end after this many tokens.
+    Stop(PromptId, usize),
+    /// A shard came home.
+    Home(Home),
+}
+
+/// What the dispatcher wants done.
+#[derive(Debug)]
+pub enum DispatcherAction {
+    /// Send to slice 0.
+    Launch(Launch),
+    /// A watched prompt has a new token.
+    Token(PromptId, Generated),
+    /// A prompt is finished.
+    Finish(Completion),
+    /// A prompt cannot be run, and why.
+    Reject(PromptId, Rejection),
+}
+
+/// Why a prompt cannot be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejection {
+    /// No tokens in, or none asked for.
+    Empty,
+    /// More tokens than a context may have, with room for one more.
+    TooLong {
+        /// Tokens of the prompt.
+        tokens: u32,
+        /// Positions a context may have here.
+        positions_max: u32,
+    },
+}
+
+/// Counters of a run.
+#[derive(Clone, Default)]
+pub struct DispatcherStats {
+    /// Prompts finished.
+    pub prompts: u64,
+    /// Input tokens of the finished prompts.
+    pub prompt_tokens: u64,
+    /// Tokens generated for the finished prompts.
+    pub generated_tokens: u64,
+    /// Prompts whose context was dropped for want of pages, to be recomputed.
+    pub preemptions: u64,
+    /// Rows computed a second time because of that.
+    pub rows_recomputed: u64,
+    /// Submission to first token.
+    pub time_to_first_token: Histogram,
+    /// Mean time between a prompt's tokens after the first.
+    pub time_per_output_token: Histogram,
+    /// Most pages in use at once, over all lanes.
+    pub pages_used_max: u32,
+}
+
+/// A flight's part on one lane.
+#[derive(Default)]
+struct ShardState {
+    epoch: u32,
+    in_air: bool,
+    /// Seated prompts, oldest first.
+    seated: Vec<PromptId>,
+    /// Prompts with rows in the launch that is in the air, with the rows' number and whether the
+    /// last of them is sampled.
+    aboard: Vec<(PromptId, u32, bool)>,
+}
+
+struct Lane {
+    pages: PagePool,
+    slots_free: Vec<u32>,
+}
+
+/// The state machine; see the module's head.
+pub struct Dispatcher {
+    config: DispatcherConfig,
+    /// Positions a context may have here: the model's limit or the smallest lane's pages.
+    positions_max: u32,
+    entries: HashMap<PromptId, Entry>,
+    /// Waiting prompts by age: preempted ones come first by themselves.
+    queue: BTreeMap<u64, PromptId>,
+    shards: BTreeMap<ShardId, ShardState>,
+    lanes: Vec<Lane>,
+    age_next: u64,
+    stats: DispatcherStats,
+}
+
+impl Dispatcher {
+    /// A dispatcher with nothing to do.
+    ///
+    /// # Panics
+    /// Where the configuration has no flight, row, chunk, lane or page.
+    pub fn new(config: DispatcherConfig) -> Self {
+        assert!(config.flights > 0 && config.rows_per_lane > 0 && config.chunk > 0);
+        assert!(!config.lane_pages.is_empty() && config.oversubscription >= 1.0);
+        let pages_min = *config.lane_pages.iter().min().expect("not empty");
+        assert!(pages_min > 0, "a lane without pages");
+        let positions_max = config.context_max.min(pages_min.saturating_mul(PAGE_POSITIONS));
+        let slots = config.flights * config.rows_per_lane;
+        let lanes = config.lane_pages.iter().map(|&pages| Lane {
+            pages: PagePool::new(pages),
+            slots_free: (0..slots).rev().collect(),
+        });
+        let lanes: Vec<Lane> = lanes.collect();
+        let shards = (0..config.flights)
+            .flat_map(|flight| (0..lanes.len() as u32).map(move |lane| ShardId { flight, lane }))
+            .map(|shard| (shard, ShardState::default()))
+            .collect();
+        Self {
+            config,
+            positions_max,
+            entries: HashMap::new(),
+            queue: BTreeMap::new(),
+            shards,
+            lanes,
+            age_next: 0,
+            stats: DispatcherStats::default(),
+        }
+    }
+
+    /// Whether another prompt should be submitted now: enough wait to fill what comes home next.
+    pub fn wants_prompts(&self) -> bool {
+        let rows = self.config.rows_per_lane as usize * self.lanes.len();
+        self.queue.len() < rows.max(16)
+    }
+
+    /// Whether no prompt is inside.
+    pub fn is_idle(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Prompts inside, seated or waiting.
+    pub fn prompt_ids(&self) -> Vec<PromptId> {
+        self.entries.keys().copied().collect()
+    }
+
+    /// Positions a context may have here.
+    pub fn positions_max(&self) -> u32 {
+        self.positions_max
+    }
+
+    /// Counters so far.
+    pub fn stats(&self) -> &DispatcherStats {
+        &self.stats
+    }
+
+    /// Takes an event at time `now_ns`; appends what is to be done.
+    pub fn on(&mut self, event: DispatcherEvent, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
+        match event {
+            DispatcherEvent::Submit(prompt) => self.submit(prompt, now_ns, actions),
+            DispatcherEvent::Stop(id, kept) => self.stop(id, kept, now_ns, actions),
+            DispatcherEvent::Home(home) => self.home(home, now_ns, actions),
+        }
+        self.fill(actions);
+        let used = self.lanes.iter().map(|lane| lane.pages.used()).sum();
+        self.stats.pages_used_max = self.stats.pages_used_max.max(used);
+    }
+
+    fn submit(&mut self, mut prompt: Prompt, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
+        let id = prompt.id;
+        let tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
+        if tokens == 0 || prompt.tokens_max == 0 {
+            return actions.push(DispatcherAction::Reject(id, Rejection::Empty));
+        }
+        if tokens >= self.positions_max {
+            let rejection = Rejection::TooLong { tokens, positions_max: self.positions_max };
+            return actions.push(DispatcherAction::Reject(id, rejection));
+        }
+        prompt.tokens_max = prompt.tokens_max.min(self.positions_max - tokens);
+        let age = self.age_next;
+        self.age_next += 1;
+        let previous = self.entries.insert(id, Entry::new(prompt, age, now_ns));
+        assert!(previous.is_none(), "prompt {id:?} was submitted twice");
+        self.queue.insert(age, id);
+    }
+
+    fn stop(
+        &mut self,
+        id: PromptId,
+        kept: usize,
+        now_ns: u64,
+        actions: &mut Vec<DispatcherAction>,
+    ) {
+        // A prompt that ended by itself in the meantime is not here any more.
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        assert!(
+            kept <= entry.generated.len(),
+            "prompt {id:?} stopped after tokens it does not have"
+        );
+        entry.stop_after = Some(kept);
+        if entry.seat.as_ref().is_none_or(|seat| seat.rows_in_air == 0) {
+            self.finish(id, Finish::Stop, now_ns, actions);
+        }
+    }
+
+    fn home(&mut self, home: Home, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
+        let Some(state) = self.shards.get_mut(&home.shard) else { return };
+        if !state.in_air || state.epoch != home.epoch {
+            return;
+        }
+        state.in_air = false;
+        let aboard = std::mem::take(&mut state.aboard);
+        let sampled = aboard.iter().filter(|(_, _, sampled)| *sampled).count();
+        assert_eq!(
+            sampled,
+            home.tokens.len(),
+            "a step of {:?} came home with other samples",
+            home.shard
+        );
+        let mut tokens = home.tokens.into_iter();
+        for (id, rows, sampled) in aboard {
+            let entry =
+                self.entries.get_mut(&id).expect("a prompt aboard is kept until it is home");
+            let seat = entry.seat.as_mut().expect("a prompt aboard is seated");
+            seat.computed += rows;
+            seat.rows_in_air = 0;
+            let mut over = entry.stop_after.map(|_| Finish::Stop);
+            if sampled {
+                let generated = tokens.next().expect("counted above");
+                if over.is_none() {
+                    if entry.prompt.watched {
+                        actions.push(DispatcherAction::Token(id, generated.clone()));
+                    }
+                    over = entry.push(generated, now_ns);
+                }
+            }
+            if let Some(finish) = over {
+                self.finish(id, finish, now_ns, actions);
+            }
+        }
+    }
+
+    fn finish(
+        &mut self,
+        id: PromptId,
+        finish: Finish,
+        now_ns: u64,
+        actions: &mut Vec<DispatcherAction>,
+    ) {
+        self.unseat(id);
+        let entry = self.entries.remove(&id).expect("the caller has it");
+        self.queue.remove(&entry.age);
+        let stats = &mut self.stats;
+        stats.prompts += 1;
+        stats.prompt_tokens += entry.prompt.tokens.len() as u64;
+        if let Some(first_ns) = entry.first_token_ns {
+            stats.time_to_first_token.record(first_ns - entry.submitted_ns);
+            let later_tokens = entry.generated.len() as u64 - 1;
+            if let Some(mean_ns) = (now_ns - first_ns).checked_div(later_tokens) {
+                stats.time_per_output_token.record(mean_ns);
+            }
+        }
+        let completion = entry.complete(finish);
+        stats.generated_tokens += completion.tokens.len() as u64;
+        actions.push(DispatcherAction::Finish(completion));
+    }
+
+    /// Takes a prompt's seat and pages away; its rows must be home.
+    fn unseat(&mut self, id: PromptId) {
+        let entry = self.entries.get_mut(&id).expect("the caller has it");
+        let Some(seat) = entry.seat.take() else { return };
+        assert_eq!(
+            seat.rows_in_air, 0,
+            "prompt {id:?} loses its pages while its rows are in the air"
+        );
+        let lane = &mut self.lanes[seat.shard.lane as usize];
+        lane.pages.give(seat.pages);
+        lane.slots_free.push(seat.slot);
+        let state = self.shards.get_mut(&seat.shard).expect("seats are in shards");
+        state.seated.retain(|seated| *seated != id);
+    }
+
+    /// Drops a prompt's context; its tokens are kept and it waits to be seated again.
+    fn preempt(&mut self, id: PromptId) {
+        let entry = &self.entries[&id];
+        let computed = entry.seat.as_ref().map_or(0, |seat| seat.computed);
+        let age = entry.age;
+        self.stats.preemptions += 1;
+        self.stats.rows_recomputed += u64::from(computed);
+        self.unseat(id);
+        self.queue.insert(age, id);
+    }
+
+    /// Pages a prompt is expected to need in the end.
+    fn pages_expected(&self, entry: &Entry) -> u32 {
+        let longest = entry.prompt.tokens_max;
+        let expected = if self.stats.prompts >= 16 {
+            (self.stats.generated_tokens / self.stats.prompts) as u32
+        } else {
+            (longest as f32 / self.config.oversubscription) as u32
+        };
+        // A prompt that outlived the expectation is expected to go on for a while.
+        let so_far = entry.generated.len() as u32;
+        let generated = expected.max(so_far + so_far / 4 + PAGE_POSITIONS).min(longest);
+        pages_for(entry.prompt.tokens.len() as u32 + generated)
+    }
+}

@@ -1,0 +1,159 @@
+//! A Tier-1 node: queues the shards that are ready at each layer and merges what is ready into
+//! batches, deepest layer first, without waiting for anyone. It keeps no prompts and no context.
+
+use crate::message::{Attend, Attended, Launch, Sample, ShardId};
+use glinthawk_flight::Row;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// What happens to a Tier-1 node.
+pub enum Tier1Event {
+    /// A shard enters the slice, from the dispatcher or from the previous slice.
+    Arrive(Launch),
+    /// A shard's attention output is here.
+    Attended(Attended),
+    /// The work that was last asked for is done.
+    Computed,
+}
+
+/// What a Tier-1 node wants done.
+#[derive(Debug)]
+pub enum Tier1Action {
+    /// Compute this; one at a time, until [`Tier1Event::Computed`].
+    Compute(Tier1Work),
+    /// Send the rows with their q, k, v to the attention worker of the shard's lane.
+    Attend(Attend),
+    /// The shard left the slice: to the next slice with its residual, or home with its tokens.
+    Leave(Launch),
+}
+
+/// A batch of shards at the same point of the slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tier1Work {
+    /// What is to be computed.
+    pub stage: Stage,
+    /// For whom; the driver finds rows and payloads by shard.
+    pub shards: Vec<ShardId>,
+}
+
+/// A point of the slice at which rows wait for Tier 1. Later is deeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Embed (or take the residual in), then pre-attention of the slice's first layer.
+    Enter,
+    /// Post-attention of this layer, then pre-attention of the next.
+    Middle(u32),
+    /// Post-attention of the slice's last layer, then classify and sample (or give the residual out).
+    Exit,
+}
+
+struct Visitor {
+    launch: Launch,
+    /// The layer whose attention output is awaited; `None` while Tier 1 works on the shard.
+    awaits: Option<u32>,
+}
+
+/// The state machine; see the module's head.
+pub struct Tier1Node {
+    layers: u32,
+    /// Rows in one batch at most; a single shard is never larger.
+    rows_max: usize,
+    visitors: HashMap<ShardId, Visitor>,
+    ready: BTreeMap<Stage, VecDeque<ShardId>>,
+    computing: Option<Tier1Work>,
+}
+
+impl Tier1Node {
+    /// A node with `layers` layers that merges shards up to `rows_max` rows.
+    pub fn new(layers: u32, rows_max: usize) -> Self {
+        assert!(layers > 0 && rows_max > 0);
+        Self { layers, rows_max, visitors: HashMap::new(), ready: BTreeMap::new(), computing: None }
+    }
+
+    /// Layers of the slice.
+    pub fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// Rows of a shard that is in the slice.
+    pub fn rows(&self, shard: ShardId) -> &[Row] {
+        &self.visitors[&shard].launch.rows
+    }
+
+    /// Samples of a shard that is in the slice.
+    pub fn samples(&self, shard: ShardId) -> &[Sample] {
+        &self.visitors[&shard].launch.samples
+    }
+
+    /// Takes an event; appends what is to be done. Messages of an abandoned step are dropped.
+    pub fn on(&mut self, event: Tier1Event, actions: &mut Vec<Tier1Action>) {
+        match event {
+            Tier1Event::Arrive(launch) => {
+                let shard = launch.shard;
+                self.visitors.insert(shard, Visitor { launch, awaits: None });
+                self.ready.entry(Stage::Enter).or_default().push_back(shard);
+            }
+            Tier1Event::Attended(attended) => {
+                let Some(visitor) = self.visitors.get_mut(&attended.shard) else { return };
+                if visitor.launch.epoch != attended.epoch || visitor.awaits != Some(attended.layer)
+                {
+                    return;
+                }
+                visitor.awaits = None;
+                let last = attended.layer + 1 == self.layers;
+                let stage = if last { Stage::Exit } else { Stage::Middle(attended.layer) };
+                self.ready.entry(stage).or_default().push_back(attended.shard);
+            }
+            Tier1Event::Computed => self.computed(actions),
+        }
+        self.start(actions);
+    }
+
+    fn computed(&mut self, actions: &mut Vec<Tier1Action>) {
+        let work = self.computing.take().expect("nothing was being computed");
+        for shard in work.shards {
+            let layer = match work.stage {
+                Stage::Enter => 0,
+                Stage::Middle(layer) => layer + 1,
+                Stage::Exit => {
+                    let visitor = self.visitors.remove(&shard).expect("it was computed");
+                    actions.push(Tier1Action::Leave(visitor.launch));
+                    continue;
+                }
+            };
+            let visitor = self.visitors.get_mut(&shard).expect("it was computed");
+            visitor.awaits = Some(layer);
+            let rows = visitor.launch.rows.clone();
+            actions.push(Tier1Action::Attend(Attend {
+                shard,
+                epoch: visitor.launch.epoch,
+                layer,
+                rows,
+            }));
+        }
+    }
+
+    /// Starts the deepest batch that is ready, if nothing is being computed.
+    fn start(&mut self, actions: &mut Vec<Tier1Action>) {
+        if self.computing.is_some() {
+            return;
+        }
+        let Some(mut queue) = self.ready.last_entry() else { return };
+        let stage = *queue.key();
+        let mut shards = Vec::new();
+        let mut rows = 0;
+        while let Some(&shard) = queue.get().front() {
+            rows += self.visitors[&shard].launch.rows.len();
+            if rows > self.rows_max && !shards.is_empty() {
+                break;
+            }
+            shards.push(shard);
+            queue.get_mut().pop_front();
+        }
+        if queue.get().is_empty() {
+            queue.remove();
+        }
+        let work = Tier1Work { stage, shards };
+        self.computing = Some(work.clone());
+        actions.push(Tier1Action::Compute(work));
+    }
+}

@@ -1,0 +1,68 @@
+//! The simulated model: hashes in place of matrix products, with the data flow of a transformer.
+
+use crate::message::Sample;
+use crate::prompt::{Finish, Prompt};
+
+/// Tokens of the simulated vocabulary; token 0 plays the end of text.
+pub const VOCAB: u64 = 61;
+
+/// A well-mixed number from two.
+pub fn mix(left: u64, right: u64) -> u64 {
+    let mut value = left.rotate_left(23) ^ right.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    value = (value ^ (value >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    value = (value ^ (value >> 29)).wrapping_mul(0xa076_1d64_78bd_642f);
+    value ^ (value >> 32)
+}
+
+/// The residual of a token.
+pub(super) fn embed(token: u32) -> u64 {
+    mix(1, u64::from(token))
+}
+
+/// Attention over the stored values of positions `0..=position`.
+pub(super) fn attend(stored: impl Iterator<Item = u64>) -> u64 {
+    stored.fold(2, mix)
+}
+
+/// The residual after a layer.
+pub(super) fn post(residual: u64, attended: u64, layer: u32) -> u64 {
+    mix(mix(residual, attended), u64::from(layer))
+}
+
+/// The token picked from a residual.
+pub(super) fn pick(residual: u64, sample: &Sample) -> u32 {
+    (mix(mix(residual, sample.seed), u64::from(sample.position)) % VOCAB) as u32
+}
+
+/// What a prompt must complete to, computed without any cluster.
+pub fn complete(prompt: &Prompt, layers: u32, positions_max: u32) -> (Vec<u32>, Finish) {
+    let mut stored: Vec<Vec<u64>> = vec![Vec::new(); layers as usize];
+    let mut residual = 0;
+    let mut forward = |token: u32| {
+        residual = embed(token);
+        for (layer, stored) in stored.iter_mut().enumerate() {
+            stored.push(residual);
+            residual = post(residual, attend(stored.iter().copied()), layer as u32);
+        }
+        residual
+    };
+    let mut last = 0;
+    for &token in &prompt.tokens {
+        last = forward(token);
+    }
+    let given = prompt.tokens.len() as u32;
+    let tokens_max = prompt.tokens_max.min(positions_max - given);
+    let mut tokens = Vec::new();
+    loop {
+        let position = u64::from(given) + tokens.len() as u64;
+        let token = (mix(mix(last, prompt.sampling.seed), position) % VOCAB) as u32;
+        tokens.push(token);
+        if prompt.stop_ids.contains(&token) {
+            return (tokens, Finish::Stop);
+        }
+        if tokens.len() as u32 == tokens_max {
+            return (tokens, Finish::Length);
+        }
+        last = forward(token);
+    }
+}
