@@ -13,6 +13,7 @@ struct Line([u8; LINE_BYTES]);
 /// An aligned block of bytes; the payload of a shard or a hop.
 #[derive(Clone, Default)]
 pub struct Buffer {
+    // At least `len_bytes`; a recycled buffer keeps its lines, so that it is zeroed once only.
     lines: Vec<Line>,
     len_bytes: usize,
 }
@@ -71,21 +72,29 @@ impl Pool {
         Self { free: Mutex::new(Vec::with_capacity(buffers_max)), buffers_max }
     }
 
-    /// A buffer of `len_bytes` bytes with unspecified content, recycled where one fits.
+    /// A buffer of `len_bytes` bytes with unspecified content: the smallest idle one that fits,
+    /// so that a small message does not run off with a large buffer.
     pub fn take(&self, len_bytes: usize) -> Buffer {
         let lines_needed = len_bytes.div_ceil(LINE_BYTES);
+        if lines_needed == 0 {
+            return Buffer::default();
+        }
         let mut free = self.free.lock().expect("no panic while the pool is locked");
-        let fit = free.iter().rposition(|buffer| buffer.lines.capacity() >= lines_needed);
-        let Some(index) = fit else { return Buffer::zeroed(len_bytes) };
+        let fits = free.iter().enumerate().filter(|(_, buffer)| buffer.lines.len() >= lines_needed);
+        let Some((index, _)) = fits.min_by_key(|(_, buffer)| buffer.lines.len()) else {
+            drop(free);
+            return Buffer::zeroed(len_bytes);
+        };
         let mut buffer = free.swap_remove(index);
-        drop(free);
-        buffer.lines.resize(lines_needed, Line::zeroed());
         buffer.len_bytes = len_bytes;
         buffer
     }
 
     /// Hands a buffer back.
     pub fn give(&self, buffer: Buffer) {
+        if buffer.lines.is_empty() {
+            return;
+        }
         let mut free = self.free.lock().expect("no panic while the pool is locked");
         if free.len() < self.buffers_max {
             free.push(buffer);
@@ -110,5 +119,17 @@ mod tests {
         assert_eq!(again.bytes().as_ptr(), address);
         assert_eq!(again.bf16().len(), 32);
         assert_eq!(again.f32().len(), 16);
+    }
+
+    #[test]
+    fn the_smallest_idle_buffer_that_fits_is_taken() {
+        let pool = Pool::new(2);
+        let (large, small) = (pool.take(640), pool.take(128));
+        let (large_at, small_at) = (large.bytes().as_ptr(), small.bytes().as_ptr());
+        pool.give(small);
+        pool.give(large);
+        pool.give(Buffer::default());
+        assert_eq!(pool.take(100).bytes().as_ptr(), small_at);
+        assert_eq!(pool.take(100).bytes().as_ptr(), large_at);
     }
 }

@@ -3,7 +3,15 @@
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod error;
+mod header;
+mod message;
 mod row;
+mod table;
 
 pub use buffer::{Buffer, Pool};
-pub use row::{PAGE_POSITIONS, Row, Shard};
+pub use error::WireError;
+pub use header::{HEADER_BYTES, Header, KINDS, Kind, Limits, MAGIC, PROTOCOL_VERSION, Place};
+pub use message::Message;
+pub use row::{PAGE_POSITIONS, Row, Shard, ShardError, check_shards, split};
+pub use table::{CONTEXT_ROW_BYTES, ContextRow, RowTable};

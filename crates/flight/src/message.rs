@@ -1,0 +1,201 @@
+//! A whole message: header, table and payload, made here by a sender or opened from received
+//! bytes. Every message that exists is well-formed, so its views cannot fail.
+
+use crate::buffer::Buffer;
+use crate::error::WireError;
+use crate::header::{HEADER_BYTES, Header, Kind, Limits, Place, body_checksum};
+use crate::row::{Row, Shard};
+use crate::table::{CONTEXT_ROW_BYTES, ContextRow, RowTable};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// One message between two nodes, owning its bytes.
+#[derive(Clone)]
+pub struct Message {
+    header: Header,
+    table: Vec<u8>,
+    payload: Buffer,
+}
+
+impl Message {
+    /// A shard's rows and their q, k, v, (rows, query_width + 2·kv_width) bf16, for a Tier-2 node.
+    pub fn attend(place: Place, rows: &[Row], qkv: Buffer) -> Self {
+        let mut table = Vec::with_capacity(rows.len() * CONTEXT_ROW_BYTES);
+        for row in rows {
+            table.extend_from_slice(ContextRow::from(row).as_bytes());
+        }
+        Self::make(Kind::Attend, place, rows.len(), table, qkv)
+    }
+
+    /// The answer to an attend of `rows` rows: (rows, query_width) bf16.
+    pub fn attended(place: Place, rows: usize, attended: Buffer) -> Self {
+        Self::make(Kind::Attended, place, rows, Vec::new(), attended)
+    }
+
+    /// A flight on its way to the next slice; `residual` is (rows, hidden) f32.
+    pub fn hop(
+        place: Place,
+        rows: &[Row],
+        shards: &[Shard],
+        sampling: &[u8],
+        residual: Buffer,
+    ) -> Self {
+        let table = RowTable::encode(rows, shards, sampling);
+        Self::make(Kind::Hop, place, rows.len(), table, residual)
+    }
+
+    /// A flight on its way to slice 0.
+    pub fn launch(place: Place, rows: &[Row], shards: &[Shard], sampling: &[u8]) -> Self {
+        let table = RowTable::encode(rows, shards, sampling);
+        Self::make(Kind::Launch, place, rows.len(), table, Buffer::default())
+    }
+
+    /// What the last slice sampled, encoded by the caller.
+    pub fn home(place: Place, sampled: Vec<u8>) -> Self {
+        Self::make(Kind::Home, place, 0, sampled, Buffer::default())
+    }
+
+    /// A control message, encoded by the caller; `payload` may be empty.
+    pub fn control(place: Place, control: Vec<u8>, payload: Buffer) -> Self {
+        Self::make(Kind::Control, place, 0, control, payload)
+    }
+
+    /// A sign of life.
+    pub fn heartbeat() -> Self {
+        Self::make(Kind::Heartbeat, Place::default(), 0, Vec::new(), Buffer::default())
+    }
+
+    /// The last message before leaving.
+    pub fn goodbye() -> Self {
+        Self::make(Kind::Goodbye, Place::default(), 0, Vec::new(), Buffer::default())
+    }
+
+    /// Panics where the parts do not fit each other: that is the sender's own mistake.
+    fn make(kind: Kind, place: Place, rows: usize, table: Vec<u8>, payload: Buffer) -> Self {
+        let length = |value: usize| u32::try_from(value).expect("message parts are below 4 GiB");
+        let header = Header {
+            kind,
+            place,
+            rows: length(rows),
+            table_bytes: length(table.len()),
+            payload_bytes: length(payload.len_bytes()),
+            body_checksum: 0,
+        };
+        let unlimited =
+            Limits { rows_max: u32::MAX, table_bytes_max: u32::MAX, payload_bytes_max: u32::MAX };
+        let message = Self { header, table, payload };
+        let fits = message.header.check(&unlimited).and_then(|()| message.check_table());
+        assert!(fits.is_ok(), "ill-formed message: {}", fits.unwrap_err());
+        message
+    }
+
+    /// A received message: checks table and payload against the header that announced them.
+    pub fn open(header: Header, table: Vec<u8>, payload: Buffer) -> Result<Self, WireError> {
+        let lengths = [
+            ("table", table.len(), header.table_bytes()),
+            ("payload", payload.len_bytes(), header.payload_bytes()),
+        ];
+        for (part, bytes, needed) in lengths {
+            if bytes != needed {
+                return Err(WireError::Truncated { part, bytes, needed });
+            }
+        }
+        let computed = body_checksum(&table, payload.bytes());
+        let found = header.body_checksum;
+        if found != computed {
+            return Err(WireError::BodyChecksum { kind: header.kind, found, computed });
+        }
+        let message = Self { header, table, payload };
+        message.check_table()?;
+        Ok(message)
+    }
+
+    fn check_table(&self) -> Result<(), WireError> {
+        match self.header.kind {
+            Kind::Hop | Kind::Launch => self.view_row_table().map(|_| ()),
+            _ => Ok(()),
+        }
+    }
+
+    fn view_row_table(&self) -> Result<RowTable<'_>, WireError> {
+        RowTable::view(self.header.kind, self.header.rows, &self.table)
+    }
+
+    /// The header's bytes, checksums included. They, the table and the payload, in this order, are
+    /// the message on the wire.
+    pub fn seal(&self) -> [u8; HEADER_BYTES] {
+        let body_checksum = body_checksum(&self.table, self.payload.bytes());
+        Header { body_checksum, ..self.header }.encode()
+    }
+
+    /// Whether a peer with these limits would take the message.
+    pub fn check(&self, limits: &Limits) -> Result<(), WireError> {
+        self.header.check(limits)
+    }
+
+    /// The header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// What the message is.
+    pub fn kind(&self) -> Kind {
+        self.header.kind
+    }
+
+    /// Where in the computation it belongs.
+    pub fn place(&self) -> Place {
+        self.header.place
+    }
+
+    /// Rows it carries.
+    pub fn rows(&self) -> usize {
+        self.header.rows()
+    }
+
+    /// The table's bytes; what was encoded, for a home or a control message.
+    pub fn table(&self) -> &[u8] {
+        &self.table
+    }
+
+    /// The rows of an attend; panics for another kind.
+    pub fn context_rows(&self) -> &[ContextRow] {
+        assert_eq!(self.header.kind, Kind::Attend, "only an attend has context rows");
+        <[ContextRow]>::ref_from_bytes(&self.table).expect("12 bytes a row, checked when made")
+    }
+
+    /// Rows, shards and sampling of a hop or launch; panics for another kind.
+    pub fn row_table(&self) -> RowTable<'_> {
+        assert!(
+            matches!(self.header.kind, Kind::Hop | Kind::Launch),
+            "a {} has no row table",
+            self.header.kind
+        );
+        self.view_row_table().expect("the row table was checked when made")
+    }
+
+    /// The payload.
+    pub fn payload(&self) -> &Buffer {
+        &self.payload
+    }
+
+    /// Bytes of one row's payload; 0 where there are no rows.
+    pub fn row_payload_bytes(&self) -> usize {
+        self.payload.len_bytes().checked_div(self.rows()).unwrap_or(0)
+    }
+
+    /// The payload, for the kernels or back to the pool.
+    pub fn into_payload(self) -> Buffer {
+        self.payload
+    }
+
+    /// Table and payload.
+    pub fn into_parts(self) -> (Vec<u8>, Buffer) {
+        (self.table, self.payload)
+    }
+}
+
+impl std::fmt::Debug for Message {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.header.fmt(formatter)
+    }
+}

@@ -1,0 +1,294 @@
+//! The wire form: what is sent is what is opened, and whatever else arrives is refused by name.
+
+use glinthawk_flight::{
+    Buffer, HEADER_BYTES, Header, KINDS, Kind, Limits, MAGIC, Message, PROTOCOL_VERSION, Place,
+    Row, Shard, WireError, check_shards, split,
+};
+use proptest::prelude::*;
+
+/// The message's bytes in one piece, as a socket would carry them.
+fn wire(message: &Message) -> Vec<u8> {
+    [&message.seal(), message.table(), message.payload().bytes()].concat()
+}
+
+/// Opens one message from `bytes`, allocating only after the header was accepted.
+fn open(bytes: &[u8], limits: &Limits) -> Result<Message, WireError> {
+    let header = Header::decode(bytes, limits)?;
+    assert!(header.rows() <= limits.rows_max as usize);
+    assert!(header.table_bytes() <= limits.table_bytes_max as usize);
+    assert!(header.payload_bytes() <= limits.payload_bytes_max as usize);
+    let body = &bytes[HEADER_BYTES..];
+    let table = &body[..header.table_bytes().min(body.len())];
+    let rest = &body[table.len()..];
+    let payload = &rest[..header.payload_bytes().min(rest.len())];
+    Message::open(header, table.to_vec(), buffer(payload))
+}
+
+fn buffer(bytes: &[u8]) -> Buffer {
+    let mut buffer = Buffer::zeroed(bytes.len());
+    buffer.bytes_mut().copy_from_slice(bytes);
+    buffer
+}
+
+/// `bytes` with its header checksum made right again.
+fn resealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let checksum = crc32fast::hash(&bytes[..HEADER_BYTES - 4]).to_le_bytes();
+    bytes[HEADER_BYTES - 4..HEADER_BYTES].copy_from_slice(&checksum);
+    bytes
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    (any::<(u32, u64, u64)>(), any::<(u32, u32, u32, u32)>()).prop_map(
+        |((flight, epoch, step), (layer, lane, start, held_us))| Place {
+            flight,
+            epoch,
+            step,
+            layer,
+            lane,
+            start,
+            held_us,
+        },
+    )
+}
+
+fn rows() -> impl Strategy<Value = Vec<Row>> {
+    let row = any::<(u32, u32, u32, u32)>().prop_map(|(slot, position, page, token)| Row {
+        slot,
+        position,
+        page,
+        token,
+    });
+    prop::collection::vec(row, 1..40)
+}
+
+/// Shards that partition `rows` rows at the given cuts.
+fn shards_at(rows: usize, cuts: &[usize]) -> Vec<Shard> {
+    let mut edges: Vec<usize> = cuts.iter().map(|cut| cut % rows).chain([0, rows]).collect();
+    edges.sort_unstable();
+    edges.dedup();
+    let shard = |(index, pair): (usize, &[usize])| Shard {
+        lane: 3 * index as u32,
+        start: pair[0] as u32,
+        len: (pair[1] - pair[0]) as u32,
+    };
+    edges.windows(2).enumerate().map(shard).collect()
+}
+
+fn noise(bytes: usize, seed: u8) -> Buffer {
+    let noise: Vec<u8> = (0..bytes).map(|i| (i as u8).wrapping_mul(31) ^ seed).collect();
+    buffer(&noise)
+}
+
+prop_compose! {
+    fn message()(
+        kind in prop::sample::select(KINDS.as_slice()),
+        place in place(),
+        rows in rows(),
+        cuts in prop::collection::vec(any::<usize>(), 0..5),
+        blob in prop::collection::vec(any::<u8>(), 0..60),
+        width in 1usize..20,
+        seed in any::<u8>(),
+    ) -> Message {
+        let shards = shards_at(rows.len(), &cuts);
+        match kind {
+            Kind::Attend => Message::attend(place, &rows, noise(rows.len() * width * 2, seed)),
+            Kind::Attended => {
+                Message::attended(place, rows.len(), noise(rows.len() * width * 2, seed))
+            }
+            Kind::Hop => {
+                let residual = noise(rows.len() * width * 4, seed);
+                Message::hop(place, &rows, &shards, &blob, residual)
+            }
+            Kind::Launch => Message::launch(place, &rows, &shards, &blob),
+            Kind::Home => Message::home(place, blob),
+            Kind::Control => Message::control(place, blob, noise(width, seed)),
+            Kind::Heartbeat => Message::heartbeat(),
+            Kind::Goodbye => Message::goodbye(),
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_sent_is_what_is_opened(message in message()) {
+        let bytes = wire(&message);
+        prop_assert_eq!(bytes.len(), message.header().wire_bytes());
+        let opened = open(&bytes, &Limits::default()).unwrap();
+        prop_assert_eq!(opened.kind(), message.kind());
+        prop_assert_eq!(opened.place(), message.place());
+        prop_assert_eq!(opened.header().shard(), message.header().shard());
+        prop_assert_eq!(wire(&opened), bytes);
+    }
+
+    #[test]
+    fn row_tables_carry_rows_shards_and_sampling(
+        rows in rows(),
+        cuts in prop::collection::vec(any::<usize>(), 0..5),
+        sampling in prop::collection::vec(any::<u8>(), 0..60),
+    ) {
+        let shards = shards_at(rows.len(), &cuts);
+        let launch = Message::launch(Place::default(), &rows, &shards, &sampling);
+        let launch = open(&wire(&launch), &Limits::default()).unwrap();
+        let table = launch.row_table();
+        prop_assert_eq!(table.rows().collect::<Vec<_>>(), &rows[..]);
+        prop_assert_eq!(table.shards().collect::<Vec<_>>(), &shards[..]);
+        prop_assert_eq!(table.sampling(), &sampling[..]);
+    }
+
+    #[test]
+    fn split_then_merged_rows_are_the_flights(
+        rows in rows(),
+        cuts in prop::collection::vec(any::<usize>(), 0..9),
+    ) {
+        let shards = shards_at(rows.len(), &cuts);
+        prop_assert_eq!(check_shards(rows.len() as u32, shards.iter().copied()), Ok(()));
+        let mut merged = Vec::new();
+        for (shard, part) in split(&rows, &shards) {
+            // A range of the flight's rows, not a copy of them.
+            prop_assert!(std::ptr::eq(part, &rows[shard.range()]));
+            let attend = Message::attend(Place::default(), part, noise(part.len() * 2, 0));
+            for (sent, row) in attend.context_rows().iter().zip(part) {
+                prop_assert_eq!((sent.slot(), sent.position(), sent.page()),
+                    (row.slot, row.position, row.page));
+            }
+            merged.extend_from_slice(part);
+        }
+        prop_assert_eq!(merged, rows);
+    }
+
+    #[test]
+    fn random_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let limits = Limits::default();
+        prop_assert!(open(&bytes, &limits).is_err());
+        // With the right start and checksum, the other fields are still arbitrary.
+        if bytes.len() >= HEADER_BYTES {
+            let mut bytes = bytes;
+            bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+            bytes[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+            bytes[6] %= 10;
+            bytes[7] = 0;
+            let _ = open(&resealed(bytes), &limits);
+        }
+    }
+
+    #[test]
+    fn truncated_messages_are_refused(message in message(), keep in any::<prop::sample::Index>()) {
+        let bytes = wire(&message);
+        let bytes = &bytes[..keep.index(bytes.len())];
+        let refused = matches!(open(bytes, &Limits::default()), Err(WireError::Truncated { .. }));
+        prop_assert!(refused);
+    }
+
+    #[test]
+    fn any_flipped_bit_is_noticed(message in message(), at in any::<prop::sample::Index>()) {
+        let mut bytes = wire(&message);
+        let bit = at.index(bytes.len() * 8);
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        prop_assert!(open(&bytes, &Limits::default()).is_err());
+    }
+
+    /// A sender that lies consistently (the checksum is right) still cannot make a message that
+    /// panics a reader or passes its limits; `open` asserts the latter.
+    #[test]
+    fn lying_headers_do_no_harm(
+        message in message(),
+        at in 6usize..HEADER_BYTES - 4,
+        value in any::<u32>(),
+    ) {
+        let mut bytes = wire(&message);
+        let end = (at + 4).min(HEADER_BYTES - 4);
+        bytes[at..end].copy_from_slice(&value.to_le_bytes()[..end - at]);
+        let limits = Limits { rows_max: 64, table_bytes_max: 4096, payload_bytes_max: 4096 };
+        if let Ok(opened) = open(&resealed(bytes), &limits) {
+            match opened.kind() {
+                Kind::Attend => assert_eq!(opened.context_rows().len(), opened.rows()),
+                Kind::Hop | Kind::Launch => {
+                    assert_eq!(opened.row_table().rows().len(), opened.rows());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The same for the table: its inner counts are the sender's claims too.
+    #[test]
+    fn lying_tables_do_no_harm(
+        rows in rows(),
+        at in any::<prop::sample::Index>(),
+        value in any::<u32>(),
+    ) {
+        let shards = shards_at(rows.len(), &[7, 11]);
+        let launch = Message::launch(Place::default(), &rows, &shards, &[1, 2, 3]);
+        let mut bytes = wire(&launch);
+        let at = HEADER_BYTES + at.index(bytes.len() - HEADER_BYTES - 4);
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        let body_checksum = crc32fast::hash(&bytes[HEADER_BYTES..]).to_le_bytes();
+        bytes[56..60].copy_from_slice(&body_checksum);
+        if let Ok(opened) = open(&resealed(bytes), &Limits::default()) {
+            let shards = opened.row_table().shards();
+            prop_assert_eq!(check_shards(rows.len() as u32, shards), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn refusals_name_what_is_wrong() {
+    let row = Row { slot: 1, position: 2, page: 3, token: 4 };
+    let attend = wire(&Message::attend(Place::default(), &[row; 2], Buffer::zeroed(8)));
+    let check = |change: &dyn Fn(&mut Vec<u8>), expected: &str| {
+        let mut bytes = attend.clone();
+        change(&mut bytes);
+        let limits = Limits { rows_max: 8, table_bytes_max: 100, payload_bytes_max: 100 };
+        let error = open(&bytes, &limits).expect_err(expected);
+        assert_eq!(error.to_string(), expected);
+    };
+    let put = |bytes: &mut Vec<u8>, at: usize, value: u32| {
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        *bytes = resealed(std::mem::take(bytes));
+    };
+    check(&|bytes| bytes.truncate(10), "header has 10 bytes, needs 64");
+    check(&|bytes| bytes.truncate(70), "table has 6 bytes, needs 24");
+    check(&|bytes| bytes.truncate(90), "payload has 2 bytes, needs 8");
+    check(&|bytes| bytes[0] = b'X', "magic is 0x544e4c58, not a glinthawk message");
+    check(&|bytes| bytes[4] = 9, "protocol version 9, this node speaks 1");
+    check(&|bytes| put(bytes, 6, 77), "unknown message kind 77");
+    check(&|bytes| put(bytes, 6, 0x0101), "reserved byte is 1, must be 0");
+    check(&|bytes| put(bytes, 40, 9), "attend with rows 9, agreed limit is 8");
+    check(&|bytes| put(bytes, 44, 101), "attend with table bytes 101, agreed limit is 100");
+    check(
+        &|bytes| put(bytes, 48, u32::MAX),
+        "attend with payload bytes 4294967295, agreed limit is 100",
+    );
+    check(&|bytes| put(bytes, 40, 3), "attend of 3 rows with table bytes 24: must be 12 a row");
+    check(
+        &|bytes| put(bytes, 48, 7),
+        "attend of 2 rows with payload bytes 7: must be whole bf16 rows",
+    );
+}
+
+#[test]
+fn framing_between_the_tiers_is_under_two_percent() {
+    // SmolLM2-135M: D = 576, D_kv = 192, bf16.
+    let (out_bytes, back_bytes) = (2 * (576 + 2 * 192), 2 * 576);
+    for rows in [32, 64, 1024] {
+        let row = Row { slot: 0, position: 0, page: 0, token: 0 };
+        let qkv = Buffer::zeroed(rows * out_bytes);
+        let attend = Message::attend(Place::default(), &vec![row; rows], qkv);
+        let attended = Message::attended(Place::default(), rows, Buffer::zeroed(rows * back_bytes));
+        for (message, bytes) in [(attend, out_bytes), (attended, back_bytes)] {
+            let share = message.header().wire_bytes() as f64 / (rows * bytes) as f64 - 1.0;
+            assert!((0.0..0.02).contains(&share), "{} of {rows} rows: {share}", message.kind());
+        }
+    }
+}
+
+#[test]
+fn limits_agree_on_the_smaller() {
+    let small = Limits { rows_max: 1, table_bytes_max: 20, payload_bytes_max: 3 };
+    let other = Limits { rows_max: 10, table_bytes_max: 2, payload_bytes_max: 30 };
+    let agreed = Limits { rows_max: 1, table_bytes_max: 2, payload_bytes_max: 3 };
+    assert_eq!(small.agree(other), agreed);
+    assert_eq!(other.agree(small), agreed);
+    let message = Message::control(Place::default(), vec![0; 3], Buffer::default());
+    assert!(matches!(message.check(&agreed), Err(WireError::OverLimit { value: 3, limit: 2, .. })));
+}
