@@ -18,4 +18,4 @@ pub use histogram::Histogram;
 pub use message::{Attend, Attended, Home, Launch, Sample, ShardId};
 pub use prompt::{Completion, Finish, Generated, Prompt, PromptId, Sampling};
 pub use tier1::{Stage, Tier1Action, Tier1Event, Tier1Node, Tier1Work};
-pub use tier2::{Tier2Action, Tier2Error, Tier2Event, Tier2Node};
+pub use tier2::{Tier2Error, Tier2Node};

@@ -11,15 +11,13 @@ pub enum Tier1Event {
     Arrive(Launch),
     /// A shard's attention output is here.
     Attended(Attended),
-    /// The work that was last asked for is done.
+    /// The work that [`Tier1Node::start`] gave is done.
     Computed,
 }
 
 /// What a Tier-1 node wants done.
 #[derive(Debug)]
 pub enum Tier1Action {
-    /// Compute this; one at a time, until [`Tier1Event::Computed`].
-    Compute(Tier1Work),
     /// Send the rows with their q, k, v to the attention worker of the shard's lane.
     Attend(Attend),
     /// The shard left the slice: to the next slice with its residual, or home with its tokens.
@@ -105,7 +103,6 @@ impl Tier1Node {
             }
             Tier1Event::Computed => self.computed(actions),
         }
-        self.start(actions);
     }
 
     fn computed(&mut self, actions: &mut Vec<Tier1Action>) {
@@ -132,12 +129,13 @@ impl Tier1Node {
         }
     }
 
-    /// Starts the deepest batch that is ready, if nothing is being computed.
-    fn start(&mut self, actions: &mut Vec<Tier1Action>) {
+    /// The next work, if nothing is being computed: the deepest batch that is ready. Asking late,
+    /// after all that has arrived was taken in, makes larger batches.
+    pub fn start(&mut self) -> Option<Tier1Work> {
         if self.computing.is_some() {
-            return;
+            return None;
         }
-        let Some(mut queue) = self.ready.last_entry() else { return };
+        let mut queue = self.ready.last_entry()?;
         let stage = *queue.key();
         let mut shards = Vec::new();
         let mut rows = 0;
@@ -154,6 +152,6 @@ impl Tier1Node {
         }
         let work = Tier1Work { stage, shards };
         self.computing = Some(work.clone());
-        actions.push(Tier1Action::Compute(work));
+        Some(work)
     }
 }

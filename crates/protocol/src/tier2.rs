@@ -5,23 +5,6 @@ use crate::message::{Attend, Attended};
 use glinthawk_flight::{PAGE_POSITIONS, Row};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What happens to a Tier-2 node.
-pub enum Tier2Event {
-    /// Rows to attend.
-    Attend(Attend),
-    /// The work that was last asked for is done.
-    Computed,
-}
-
-/// What a Tier-2 node wants done.
-#[derive(Debug)]
-pub enum Tier2Action {
-    /// Append and attend these rows; one at a time, until [`Tier2Event::Computed`].
-    Compute(Attend),
-    /// Send the attention output back.
-    Reply(Attended),
-}
-
 /// A message that no dispatcher of ours would have sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier2Error {
@@ -68,26 +51,33 @@ impl Tier2Node {
         &self.tables[row.slot as usize][..=(row.position / PAGE_POSITIONS) as usize]
     }
 
-    /// Takes an event; appends what is to be done.
-    pub fn on(
-        &mut self,
-        event: Tier2Event,
-        actions: &mut Vec<Tier2Action>,
-    ) -> Result<(), Tier2Error> {
-        match event {
-            Tier2Event::Attend(attend) => {
-                for row in &attend.rows {
-                    self.bind(row)?;
-                }
-                self.ready.entry(attend.layer).or_default().push_back(attend);
-            }
-            Tier2Event::Computed => {
-                let attended = self.computing.take().expect("nothing was being computed");
-                actions.push(Tier2Action::Reply(attended));
-            }
+    /// Takes rows to attend.
+    pub fn take(&mut self, attend: Attend) -> Result<(), Tier2Error> {
+        for row in &attend.rows {
+            self.bind(row)?;
         }
-        self.start(actions);
+        self.ready.entry(attend.layer).or_default().push_back(attend);
         Ok(())
+    }
+
+    /// The next rows to append and attend, if nothing is being computed: the deepest that wait.
+    pub fn start(&mut self) -> Option<Attend> {
+        if self.computing.is_some() {
+            return None;
+        }
+        let mut queue = self.ready.last_entry()?;
+        let attend = queue.get_mut().pop_front().expect("empty queues are removed");
+        if queue.get().is_empty() {
+            queue.remove();
+        }
+        self.computing =
+            Some(Attended { shard: attend.shard, epoch: attend.epoch, layer: attend.layer });
+        Some(attend)
+    }
+
+    /// The rows that [`Tier2Node::start`] gave are attended; what to answer.
+    pub fn computed(&mut self) -> Attended {
+        self.computing.take().expect("nothing was being computed")
     }
 
     /// Enters a row's page into its slot's table. Position 0 starts the slot anew: that is how a
@@ -106,20 +96,5 @@ impl Tier2Node {
         table.truncate(index);
         table.push(row.page);
         Ok(())
-    }
-
-    /// Starts the deepest rows that wait, if nothing is being computed.
-    fn start(&mut self, actions: &mut Vec<Tier2Action>) {
-        if self.computing.is_some() {
-            return;
-        }
-        let Some(mut queue) = self.ready.last_entry() else { return };
-        let attend = queue.get_mut().pop_front().expect("empty queues are removed");
-        if queue.get().is_empty() {
-            queue.remove();
-        }
-        self.computing =
-            Some(Attended { shard: attend.shard, epoch: attend.epoch, layer: attend.layer });
-        actions.push(Tier2Action::Compute(attend));
     }
 }

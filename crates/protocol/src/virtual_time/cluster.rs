@@ -7,7 +7,7 @@ use crate::dispatcher::{
 use crate::message::{Attend, Attended, Home, Launch, ShardId};
 use crate::prompt::{Completion, Generated, Prompt, PromptId};
 use crate::tier1::{Stage, Tier1Action, Tier1Event, Tier1Node, Tier1Work};
-use crate::tier2::{Tier2Action, Tier2Event, Tier2Node};
+use crate::tier2::Tier2Node;
 use glinthawk_flight::{PAGE_POSITIONS, Row};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -210,10 +210,21 @@ impl<C: Costs> Cluster<'_, C> {
                 let worker =
                     self.tier2.get_mut(&(slice, lane)).expect("lanes exist on every slice");
                 worker.inputs.insert((attend.shard, attend.layer), values);
-                return self.tier2_on(slice, lane, Tier2Event::Attend(attend));
+                worker.node.take(attend).map_err(|error| Failure::Refused(error.to_string()))?;
+                self.tier2_start(slice, lane);
             }
             Event::Tier2Computed { slice, lane } => {
-                return self.tier2_on(slice, lane, Tier2Event::Computed);
+                let worker =
+                    self.tier2.get_mut(&(slice, lane)).expect("lanes exist on every slice");
+                let values = worker.compute();
+                let attended = worker.node.computed();
+                let rows = values.len();
+                self.send(
+                    Link::Back(slice, lane),
+                    rows,
+                    Event::Attended { slice, attended, values },
+                );
+                self.tier2_start(slice, lane);
             }
         }
         Ok(())
@@ -249,13 +260,6 @@ impl<C: Costs> Cluster<'_, C> {
         self.tier1[slice].node.on(event, &mut actions);
         for action in actions {
             match action {
-                Tier1Action::Compute(work) => {
-                    let node = &self.tier1[slice].node;
-                    let rows = work.shards.iter().map(|shard| node.rows(*shard).len()).sum();
-                    let cost_ns = self.costs.tier1_ns(slice, &work, rows);
-                    self.tier1[slice].work = Some(work);
-                    self.schedule(self.now_ns + cost_ns, Event::Tier1Computed { slice });
-                }
                 Tier1Action::Attend(attend) => {
                     let values = self.tier1[slice].residual[&attend.shard].clone();
                     let link = Link::Out(slice, attend.shard.lane);
@@ -263,6 +267,13 @@ impl<C: Costs> Cluster<'_, C> {
                 }
                 Tier1Action::Leave(launch) => self.leave(slice, launch),
             }
+        }
+        if let Some(work) = self.tier1[slice].node.start() {
+            let node = &self.tier1[slice].node;
+            let rows = work.shards.iter().map(|shard| node.rows(*shard).len()).sum();
+            let cost_ns = self.costs.tier1_ns(slice, &work, rows);
+            self.tier1[slice].work = Some(work);
+            self.schedule(self.now_ns + cost_ns, Event::Tier1Computed { slice });
         }
     }
 
@@ -317,32 +328,12 @@ impl<C: Costs> Cluster<'_, C> {
         }
     }
 
-    fn tier2_on(&mut self, slice: usize, lane: u32, event: Tier2Event) -> Result<(), Failure> {
+    fn tier2_start(&mut self, slice: usize, lane: u32) {
         let worker = self.tier2.get_mut(&(slice, lane)).expect("lanes exist on every slice");
-        let mut actions = Vec::new();
-        let attended = matches!(event, Tier2Event::Computed).then(|| worker.compute());
-        worker.node.on(event, &mut actions).map_err(|error| Failure::Refused(error.to_string()))?;
-        let mut values = attended;
-        for action in actions {
-            match action {
-                Tier2Action::Compute(attend) => {
-                    let cost_ns = self.costs.tier2_ns(slice, lane, &attend.rows);
-                    let worker = self.tier2.get_mut(&(slice, lane)).expect("exists");
-                    worker.work = Some(attend);
-                    self.schedule(self.now_ns + cost_ns, Event::Tier2Computed { slice, lane });
-                }
-                Tier2Action::Reply(attended) => {
-                    let values = values.take().expect("a reply follows a computation");
-                    let rows = values.len();
-                    self.send(
-                        Link::Back(slice, lane),
-                        rows,
-                        Event::Attended { slice, attended, values },
-                    );
-                }
-            }
-        }
-        Ok(())
+        let Some(attend) = worker.node.start() else { return };
+        let cost_ns = self.costs.tier2_ns(slice, lane, &attend.rows);
+        worker.work = Some(attend);
+        self.schedule(self.now_ns + cost_ns, Event::Tier2Computed { slice, lane });
     }
 }
 
