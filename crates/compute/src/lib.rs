@@ -2,6 +2,23 @@
 //! (everything that touches weights), [`ContextKernels`] is Tier 2's (append and attend).
 //! `portable` is the oracle; every faster backend is tested against it.
 
+mod cpu;
+mod error;
+mod isa;
+mod math;
+mod memory;
+mod portable;
+mod rope;
+pub mod sample;
+mod source;
+mod threads;
+
+pub use cpu::{CpuContext, CpuWeights};
+pub use error::ComputeError;
+pub use isa::Isa;
+pub use source::SliceSpec;
+pub use threads::Threads;
+
 use std::ops::Range;
 
 /// A shard's rows on their way into attention.
@@ -45,6 +62,9 @@ pub trait WeightKernels: Send {
 
     /// Final norm and classifier of single slab rows; logits are (rows, vocab).
     fn classify(&mut self, rows: &[usize], logits: &mut [f32]);
+
+    /// As `classify`, but gives only each row's likeliest token, the lowest id among equals.
+    fn classify_greedy(&mut self, rows: &[usize], tokens: &mut [u32]);
 }
 
 /// One row to attend: its position and the pages of positions `0..=position`, in order.
@@ -64,5 +84,11 @@ pub trait ContextKernels: Send {
     /// F2: first stores every row's k, v at its position, then attends every row to positions
     /// `0..=position` (or the sliding window's). `qkv` is (rows, query_width + 2·kv_width) bf16,
     /// `attended` is (rows, query_width) bf16.
-    fn attend(&mut self, layer: usize, rows: &[AttendRow<'_>], qkv: &Self::Buffer, attended: &mut Self::Buffer);
+    fn attend(
+        &mut self,
+        layer: usize,
+        rows: &[AttendRow<'_>],
+        qkv: &Self::Buffer,
+        attended: &mut Self::Buffer,
+    );
 }

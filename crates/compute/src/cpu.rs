@@ -1,0 +1,144 @@
+//! The CPU backends behind one type for each trait, so that callers are not generic over
+//! instruction sets.
+
+use crate::portable::{PortableContext, PortableWeights};
+use crate::source::{SliceSpec, WeightSource, check_shape};
+use crate::{
+    AttendRow, ComputeError, ContextKernels, Isa, ShardIn, ShardOut, Threads, WeightKernels,
+};
+use glinthawk_flight::{Buffer, PAGE_POSITIONS};
+use glinthawk_model::{Model, ModelConfig};
+use half::bf16;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Tier 1's work on a CPU.
+pub struct CpuWeights(Weights);
+
+enum Weights {
+    Portable(PortableWeights),
+}
+
+/// Tier 2's work on a CPU.
+pub struct CpuContext(Context);
+
+enum Context {
+    Portable(PortableContext),
+}
+
+macro_rules! each {
+    ($backend:expr, $kind:ident, $inner:ident => $call:expr) => {
+        match $backend {
+            $kind::Portable($inner) => $call,
+        }
+    };
+}
+
+impl CpuWeights {
+    /// Reads a slice of a model, packed for `isa`. `progress` hears of bytes done and in all.
+    pub fn load(
+        model: &Model,
+        spec: SliceSpec,
+        isa: Isa,
+        threads: Arc<Threads>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, ComputeError> {
+        Self::load_from(model, &spec, isa, threads, progress)
+    }
+
+    pub(crate) fn load_from(
+        source: &dyn WeightSource,
+        spec: &SliceSpec,
+        isa: Isa,
+        threads: Arc<Threads>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, ComputeError> {
+        isa.require()?;
+        check_shape(source.config())?;
+        let total = slice_bytes(source.config(), spec);
+        let mut done = 0;
+        let mut progress = |bytes| {
+            done += bytes;
+            progress(done, total);
+        };
+        Ok(Self(Weights::Portable(PortableWeights::load(source, spec, threads, &mut progress)?)))
+    }
+}
+
+/// Bytes of matrices that a slice reads.
+fn slice_bytes(config: &ModelConfig, spec: &SliceSpec) -> u64 {
+    let layer =
+        config.hidden * (config.qkv_width() + config.query_width() + 3 * config.feed_forward);
+    let table = config.hidden * config.vocab;
+    let tables = match (spec.embeds, spec.classifies) {
+        (true, true) if config.tied_embeddings => 1,
+        (embeds, classifies) => usize::from(embeds) + usize::from(classifies),
+    };
+    ((layer * spec.layers.len() + table * tables) * size_of::<bf16>()) as u64
+}
+
+impl CpuContext {
+    /// Room for `pages` pages of every layer. Untouched pages cost no resident memory.
+    pub fn new(
+        config: &ModelConfig,
+        layers: usize,
+        pages: usize,
+        isa: Isa,
+        threads: Arc<Threads>,
+    ) -> Result<Self, ComputeError> {
+        isa.require()?;
+        check_shape(config)?;
+        Ok(Self(Context::Portable(PortableContext::new(config, layers, pages, threads)?)))
+    }
+
+    /// Bytes of one page in all of the slice's layers.
+    pub fn page_bytes(config: &ModelConfig, layers: usize) -> usize {
+        2 * PAGE_POSITIONS as usize * config.kv_width() * layers * size_of::<bf16>()
+    }
+}
+
+impl WeightKernels for CpuWeights {
+    type Buffer = Buffer;
+
+    fn embed(&mut self, slab: Range<usize>, tokens: &[u32]) {
+        each!(&mut self.0, Weights, inner => inner.embed(slab, tokens));
+    }
+
+    fn put_residual(&mut self, slab: Range<usize>, residual: &[f32]) {
+        each!(&mut self.0, Weights, inner => inner.put_residual(slab, residual));
+    }
+
+    fn get_residual(&mut self, slab: Range<usize>, residual: &mut [f32]) {
+        each!(&mut self.0, Weights, inner => inner.get_residual(slab, residual));
+    }
+
+    fn pre_attention(&mut self, layer: usize, shards: &mut [ShardOut<'_, Buffer>]) {
+        each!(&mut self.0, Weights, inner => inner.pre_attention(layer, shards));
+    }
+
+    fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Buffer>]) {
+        each!(&mut self.0, Weights, inner => inner.post_attention(layer, shards));
+    }
+
+    fn classify(&mut self, rows: &[usize], logits: &mut [f32]) {
+        each!(&mut self.0, Weights, inner => inner.classify(rows, logits));
+    }
+
+    fn classify_greedy(&mut self, rows: &[usize], tokens: &mut [u32]) {
+        each!(&mut self.0, Weights, inner => inner.classify_greedy(rows, tokens));
+    }
+}
+
+impl ContextKernels for CpuContext {
+    type Buffer = Buffer;
+
+    fn attend(
+        &mut self,
+        layer: usize,
+        rows: &[AttendRow<'_>],
+        qkv: &Buffer,
+        attended: &mut Buffer,
+    ) {
+        each!(&mut self.0, Context, inner => inner.attend(layer, rows, qkv, attended));
+    }
+}

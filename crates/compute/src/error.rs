@@ -1,0 +1,43 @@
+//! What can go wrong when kernels are set up. Nothing can once they run.
+
+use crate::Isa;
+use thiserror::Error;
+
+/// Why a backend could not be made.
+#[derive(Debug, Error)]
+pub enum ComputeError {
+    /// The machine lacks the instruction set.
+    #[error("instruction set {isa} is not available on this machine (available: {available})")]
+    IsaUnavailable {
+        /// The one asked for.
+        isa: Isa,
+        /// Those there are, by name.
+        available: String,
+    },
+    /// A name that is no instruction set.
+    #[error("unknown instruction set {name:?} (known: portable, avx2, avx512, avx512bf16, amx)")]
+    IsaUnknown {
+        /// The name as given.
+        name: String,
+    },
+    /// A model's shape that the kernels do not cover.
+    #[error("shape not supported: {what}")]
+    Shape {
+        /// The field and its value.
+        what: String,
+    },
+    /// The machine does not have that much memory, or no machine has.
+    #[error("cannot allocate {bytes} bytes for {what}")]
+    Memory {
+        /// What the memory was for.
+        what: &'static str,
+        /// How much was asked for; `usize::MAX` where the product overflowed.
+        bytes: usize,
+    },
+    /// A thread of the pool could not be started.
+    #[error("cannot start a kernel thread")]
+    Thread(#[source] std::io::Error),
+    /// The weights could not be read.
+    #[error(transparent)]
+    Model(#[from] glinthawk_model::ModelError),
+}

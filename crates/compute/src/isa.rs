@@ -1,0 +1,153 @@
+//! Which instruction sets the kernels know, and which of them this machine has.
+
+use crate::ComputeError;
+use std::fmt;
+use std::str::FromStr;
+
+/// An instruction-set path of the CPU kernels, from the plainest to the fastest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// Plain loops in f32, on any machine; the oracle.
+    Portable,
+    /// AVX2 and FMA.
+    Avx2,
+    /// AVX-512 F, BW, DQ, VL.
+    Avx512,
+    /// AVX-512 with bf16 dot products.
+    Avx512Bf16,
+    /// AMX tiles of bf16, with AVX-512 around them.
+    Amx,
+}
+
+impl Isa {
+    const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+
+    /// The fastest path this machine has.
+    pub fn detect() -> Isa {
+        *Self::available().last().expect("portable is always there")
+    }
+
+    /// All paths this machine has, plainest first.
+    pub fn available() -> Vec<Isa> {
+        Self::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    /// Fails where this machine lacks the path.
+    pub fn require(self) -> Result<(), ComputeError> {
+        if self.is_available() {
+            return Ok(());
+        }
+        let names: Vec<&str> = Self::available().into_iter().map(Isa::name).collect();
+        Err(ComputeError::IsaUnavailable { isa: self, available: names.join(", ") })
+    }
+
+    /// The path's name, as options and statistics spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512bf16",
+            Isa::Amx => "amx",
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn is_available(self) -> bool {
+        let avx512 = || {
+            is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("fma")
+        };
+        match self {
+            Isa::Portable => true,
+            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Isa::Avx512 => avx512(),
+            Isa::Avx512Bf16 => avx512() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Amx => avx512() && is_x86_feature_detected!("avx512bf16") && tiles_granted(),
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_available(self) -> bool {
+        self == Isa::Portable
+    }
+}
+
+/// Whether the processor has AMX bf16 tiles and the kernel lets this process use them. Asking is
+/// what grants: the permission holds for the whole process, threads started later included.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn tiles_granted() -> bool {
+    use std::arch::asm;
+    use std::arch::x86_64::__cpuid_count;
+    use std::sync::OnceLock;
+    static GRANTED: OnceLock<bool> = OnceLock::new();
+
+    const AMX_BF16: u32 = 1 << 22;
+    const AMX_TILE: u32 = 1 << 24;
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
+    const XFEATURE_TILE_DATA: i64 = 18;
+
+    *GRANTED.get_or_init(|| {
+        if __cpuid_count(0, 0).eax < 7 {
+            return false;
+        }
+        let features = __cpuid_count(7, 0).edx;
+        if features & AMX_BF16 == 0 || features & AMX_TILE == 0 {
+            return false;
+        }
+        let mut result = ARCH_PRCTL;
+        // SAFETY: a system call that takes two integers and touches no memory of ours; rcx and r11
+        // are what `syscall` itself overwrites.
+        unsafe {
+            asm!(
+                "syscall",
+                inlateout("rax") result,
+                in("rdi") ARCH_REQ_XCOMP_PERM,
+                in("rsi") XFEATURE_TILE_DATA,
+                lateout("rcx") _,
+                lateout("r11") _,
+                options(nostack),
+            );
+        }
+        result == 0
+    })
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn tiles_granted() -> bool {
+    false
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = ComputeError;
+
+    fn from_str(name: &str) -> Result<Isa, ComputeError> {
+        let known = Self::ALL.into_iter().find(|isa| isa.name().eq_ignore_ascii_case(name));
+        known.ok_or_else(|| ComputeError::IsaUnknown { name: name.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_the_best_is_available() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.name().parse::<Isa>().unwrap(), isa);
+        }
+        assert!("sse9".parse::<Isa>().is_err());
+        assert_eq!(Isa::available()[0], Isa::Portable);
+        assert!(Isa::detect().require().is_ok());
+    }
+}
