@@ -1,4 +1,15 @@
 //! A decoder-only model's shape and constants: families are data, not code.
+//! Reading it from a source lives in the submodules.
+
+mod gguf;
+mod hugging_face;
+mod rope;
+mod shapes;
+
+pub(crate) use gguf::{FromTensors, ROPE_DIVISORS, has_adjacent_pairs};
+
+use crate::error::ConfigError;
+use crate::weights::Tensor;
 
 /// Everything the kernels and the planner need to know about a model but its weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,5 +67,63 @@ impl ModelConfig {
     /// Width of a row's q, k, v side by side.
     pub fn qkv_width(&self) -> usize {
         self.query_width() + 2 * self.kv_width()
+    }
+
+    /// Weights of the whole model; a table used for embedding and classifier counts once.
+    pub fn parameter_count(&self) -> usize {
+        Tensor::all(self)
+            .filter(|tensor| !(self.tied_embeddings && *tensor == Tensor::Classifier))
+            .map(|tensor| {
+                let (outputs, inputs) = tensor.shape(self);
+                outputs * inputs
+            })
+            .sum()
+    }
+
+    /// Bytes of keys and values that one token adds to its context, over all layers, in bf16.
+    pub fn context_bytes_per_token(&self) -> usize {
+        self.layers * 2 * self.kv_width() * 2
+    }
+
+    /// Checks every size against a limit and the others, so that no product of them overflows.
+    fn checked(self) -> Result<Self, ConfigError> {
+        for (field, size, size_max) in [
+            ("layers", self.layers, 1 << 12),
+            ("hidden size", self.hidden, 1 << 20),
+            ("attention heads", self.heads, 1 << 16),
+            ("key-value heads", self.kv_heads, 1 << 16),
+            ("head size", self.head_dim, 1 << 12),
+            ("feed-forward size", self.feed_forward, 1 << 22),
+            ("vocabulary size", self.vocab, 1 << 24),
+            ("context length", self.context_max, 1 << 30),
+        ] {
+            if size == 0 || size > size_max {
+                let reason = format!("must be between 1 and {size_max}, is {size}");
+                return Err(ConfigError::new(field, reason));
+            }
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let reason = format!("{} do not divide {} attention heads", self.kv_heads, self.heads);
+            return Err(ConfigError::new("key-value heads", reason));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            let reason = format!("{} is odd, so it has no rotary pairs", self.head_dim);
+            return Err(ConfigError::new("head size", reason));
+        }
+        assert_eq!(self.rope_frequencies.len(), self.head_dim / 2, "a frequency for each pair");
+        if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
+            let reason = format!("{} is not a small positive number", self.norm_eps);
+            return Err(ConfigError::new("norm epsilon", reason));
+        }
+        if self.sliding_window == Some(0) {
+            return Err(ConfigError::new("sliding window", "must be at least 1"));
+        }
+        for token in self.bos_token.iter().chain(&self.eos_tokens) {
+            if *token as usize >= self.vocab {
+                let reason = format!("{token} is outside the vocabulary of {}", self.vocab);
+                return Err(ConfigError::new("special token", reason));
+            }
+        }
+        Ok(self)
     }
 }

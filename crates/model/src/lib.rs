@@ -1,7 +1,19 @@
 //! What a model is: its configuration, weights, tokenizer, chat template, and where to get it.
 
+#![deny(unsafe_code)]
+
 pub mod config;
+mod encoding;
+mod error;
+mod json;
+mod model;
+mod names;
+mod source;
+mod stored;
 mod weights;
 
 pub use config::ModelConfig;
+pub use error::{ConfigError, ModelError};
+pub use model::{Model, Source};
+pub use source::gguf::{Metadata, Value};
 pub use weights::{LayerTensor, Tensor};

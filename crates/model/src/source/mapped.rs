@@ -1,0 +1,48 @@
+//! A file mapped into memory: the crate's one unsafe spot.
+
+use crate::error::ModelError;
+use memmap2::Mmap;
+use std::fs::File;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+/// The bytes of a read-only mapped file; pages are read when they are touched.
+#[derive(Debug)]
+pub(crate) struct MappedFile {
+    path: PathBuf,
+    map: Mmap,
+}
+
+impl MappedFile {
+    /// Maps a file that is not empty.
+    #[allow(unsafe_code)]
+    pub(crate) fn open(path: &Path) -> Result<Self, ModelError> {
+        let file = File::open(path).map_err(|source| ModelError::io(path, source))?;
+        let about = file.metadata().map_err(|source| ModelError::io(path, source))?;
+        if !about.is_file() {
+            return Err(ModelError::malformed(path, "not a regular file"));
+        }
+        if about.len() == 0 {
+            return Err(ModelError::malformed(path, "the file is empty"));
+        }
+        // SAFETY: the map is private and read-only, and every access is bounds-checked against the
+        // length mapped here. Nothing in this process writes to model files. Another process that
+        // truncates the file while it is mapped makes reads fault (SIGBUS), and one that rewrites
+        // it changes weights under us: both are the user's to avoid, as with every mapped model.
+        let map = unsafe { Mmap::map(&file) }.map_err(|source| ModelError::io(path, source))?;
+        Ok(Self { path: path.to_owned(), map })
+    }
+
+    /// The path it was opened by.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Deref for MappedFile {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.map
+    }
+}
