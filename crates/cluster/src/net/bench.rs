@@ -1,0 +1,251 @@
+//! What the controller costs: flights against bare TCP of the same bytes, in the same run, over
+//! this machine's loopback.
+
+use super::config::{Bounds, Config, Token};
+use super::controller::{ConnectError, Controller, Event, Peer, SendError};
+use glinthawk_flight::{HEADER_BYTES, Kind, Message, Place, Pool, Row};
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Bare and flight take turns this often, so that a busy moment of the machine hits both.
+const TURNS: usize = 5;
+/// A message that takes longer than this will not come.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The size of what is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct BenchOptions {
+    /// Rows of a shard.
+    pub rows: usize,
+    /// Bytes of a row on its way out: 2·(D + 2·D_kv).
+    pub row_bytes_out: usize,
+    /// Bytes of a row on its way back: 2·D.
+    pub row_bytes_back: usize,
+    /// Round trips measured, each way of doing it.
+    pub round_trips: usize,
+    /// Messages of the throughput run, each way of doing it.
+    pub stream_messages: usize,
+}
+
+/// What was measured; medians.
+#[derive(Clone, Copy, Debug)]
+pub struct BenchFigures {
+    /// Bytes of a message out and of one back, on the wire.
+    pub wire_bytes: (usize, usize),
+    /// A bare TCP ping-pong of these bytes.
+    pub bare_round_trip: Duration,
+    /// The same through two controllers, from `send` to `recv` and back.
+    pub flight_round_trip: Duration,
+    /// What the controllers add to one message: half the difference; zero if they are faster.
+    pub added_per_message: Duration,
+    /// A loop of vectored writes against a loop of reads.
+    pub bare_bytes_per_second: f64,
+    /// `send` against `recv`.
+    pub flight_bytes_per_second: f64,
+}
+
+impl BenchFigures {
+    /// Throughput of flights as a share of the bare loop's.
+    pub fn throughput_share(&self) -> f64 {
+        self.flight_bytes_per_second / self.bare_bytes_per_second
+    }
+}
+
+/// Why the network benchmark has no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// A socket failed.
+    #[error("loopback socket: {0}")]
+    Io(#[from] io::Error),
+    /// The two controllers did not find each other.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A message could not be sent.
+    #[error(transparent)]
+    Send(#[from] SendError),
+    /// Something else than the expected message arrived, or nothing did.
+    #[error("expected a message, got {0}")]
+    Unexpected(String),
+}
+
+/// Measures latency and throughput of the controller against bare TCP.
+pub fn bench(options: &BenchOptions) -> Result<BenchFigures, BenchError> {
+    let (mut bare, mut flights) = (Vec::new(), Vec::new());
+    let (mut bare_rates, mut flight_rates) = (Vec::new(), Vec::new());
+    for _ in 0..TURNS {
+        bare.extend(bare_round_trips(options)?);
+        flights.extend(flight_round_trips(options)?);
+        bare_rates.push(bare_stream(options)?);
+        flight_rates.push(flight_stream(options)?);
+    }
+    let bare_round_trip = median(bare);
+    let flight_round_trip = median(flights);
+    Ok(BenchFigures {
+        wire_bytes: wire_bytes(options),
+        bare_round_trip,
+        flight_round_trip,
+        added_per_message: flight_round_trip.saturating_sub(bare_round_trip) / 2,
+        bare_bytes_per_second: 1e9 / median(bare_rates).as_secs_f64(),
+        flight_bytes_per_second: 1e9 / median(flight_rates).as_secs_f64(),
+    })
+}
+
+fn median(mut durations: Vec<Duration>) -> Duration {
+    durations.sort_unstable();
+    durations[durations.len() / 2]
+}
+
+fn wire_bytes(options: &BenchOptions) -> (usize, usize) {
+    let pool = Pool::new(2);
+    let out = outgoing(options, &pool).header().wire_bytes();
+    (out, answer(options, &pool).header().wire_bytes())
+}
+
+fn outgoing(options: &BenchOptions, pool: &Pool) -> Message {
+    let row = Row { slot: 0, position: 0, page: 0, token: 0 };
+    let rows = vec![row; options.rows];
+    Message::attend(Place::default(), &rows, pool.take(options.rows * options.row_bytes_out))
+}
+
+fn answer(options: &BenchOptions, pool: &Pool) -> Message {
+    let payload = pool.take(options.rows * options.row_bytes_back);
+    Message::attended(Place::default(), options.rows, payload)
+}
+
+/// Both ends of a bare connection.
+fn bare_pair() -> io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let near = TcpStream::connect(listener.local_addr()?)?;
+    let (far, _) = listener.accept()?;
+    near.set_nodelay(true)?;
+    far.set_nodelay(true)?;
+    Ok((near, far))
+}
+
+fn bare_round_trips(options: &BenchOptions) -> io::Result<Vec<Duration>> {
+    let (mut near, mut far) = bare_pair()?;
+    let (out_bytes, back_bytes) = wire_bytes(options);
+    let count = options.round_trips.div_ceil(TURNS);
+    thread::scope(|scope| {
+        let echo = scope.spawn(move || -> io::Result<()> {
+            let (mut out, back) = (vec![0; out_bytes], vec![0; back_bytes]);
+            for _ in 0..count {
+                far.read_exact(&mut out)?;
+                far.write_all(&back)?;
+            }
+            Ok(())
+        });
+        let (out, mut back) = (vec![0; out_bytes], vec![0; back_bytes]);
+        let mut round_trips = Vec::with_capacity(count);
+        for _ in 0..count {
+            let start = Instant::now();
+            near.write_all(&out)?;
+            near.read_exact(&mut back)?;
+            round_trips.push(start.elapsed());
+        }
+        echo.join().expect("the echo thread does not panic")?;
+        Ok(round_trips)
+    })
+}
+
+/// Two controllers that know each other, with the peer each has to talk to.
+fn controller_pair() -> Result<[(Controller, Peer); 2], BenchError> {
+    // No more under way than the pool has buffers for, as with a fixed number of flights.
+    let bounds = Bounds { queue_bytes_max: 4 << 20, inbox_bytes_max: 4 << 20, ..Bounds::default() };
+    let config = |name| {
+        let config = Config::new(name, Token::new("bench"), Arc::new(Pool::new(128)));
+        Config { bounds, ..config }
+    };
+    let near = Controller::start(config("bench-near"))?;
+    let far = Controller::start(config("bench-far"))?;
+    let address = far.listen((Ipv4Addr::LOCALHOST, 0))?;
+    let (far_peer, _) = near.connect(&address.to_string())?;
+    match far.recv(PATIENCE) {
+        Some(Event::Joined { peer, .. }) => Ok([(near, far_peer), (far, peer)]),
+        other => Err(BenchError::Unexpected(format!("{other:?}"))),
+    }
+}
+
+fn next_message(controller: &Controller, kind: Kind) -> Result<Message, BenchError> {
+    match controller.recv(PATIENCE) {
+        Some(Event::Message { message, .. }) if message.kind() == kind => Ok(message),
+        other => Err(BenchError::Unexpected(format!("{other:?}"))),
+    }
+}
+
+fn flight_round_trips(options: &BenchOptions) -> Result<Vec<Duration>, BenchError> {
+    let [(near, far_peer), (far, near_peer)] = controller_pair()?;
+    let count = options.round_trips.div_ceil(TURNS);
+    thread::scope(|scope| {
+        let echo = scope.spawn(|| -> Result<(), BenchError> {
+            for _ in 0..count {
+                let message = next_message(&far, Kind::Attend)?;
+                far.pool().give(message.into_payload());
+                far.send(near_peer, answer(options, far.pool()))?;
+            }
+            Ok(())
+        });
+        let mut round_trips = Vec::with_capacity(count);
+        for _ in 0..count {
+            let start = Instant::now();
+            near.send(far_peer, outgoing(options, near.pool()))?;
+            let message = next_message(&near, Kind::Attended)?;
+            round_trips.push(start.elapsed());
+            near.pool().give(message.into_payload());
+        }
+        echo.join().expect("the echo thread does not panic")?;
+        Ok(round_trips)
+    })
+}
+
+/// Time per 10⁹ bytes of a loop of vectored writes (header, then payload) against a loop of reads.
+fn bare_stream(options: &BenchOptions) -> io::Result<Duration> {
+    let (mut near, mut far) = bare_pair()?;
+    let (out_bytes, _) = wire_bytes(options);
+    let count = options.stream_messages;
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let sink = scope.spawn(move || -> io::Result<Duration> {
+            let mut message = vec![0; out_bytes];
+            for _ in 0..count {
+                far.read_exact(&mut message)?;
+            }
+            Ok(start.elapsed())
+        });
+        let (header, body) = ([0; HEADER_BYTES], vec![0; out_bytes - HEADER_BYTES]);
+        for _ in 0..count {
+            let mut slices = &mut [IoSlice::new(&header), IoSlice::new(&body)][..];
+            while !slices.is_empty() {
+                let written = near.write_vectored(slices)?;
+                IoSlice::advance_slices(&mut slices, written);
+            }
+        }
+        let elapsed = sink.join().expect("the sink thread does not panic")?;
+        Ok(elapsed.mul_f64(1e9 / (out_bytes * count) as f64))
+    })
+}
+
+/// The same through two controllers.
+fn flight_stream(options: &BenchOptions) -> Result<Duration, BenchError> {
+    let [(near, far_peer), (far, _)] = controller_pair()?;
+    let (out_bytes, _) = wire_bytes(options);
+    let count = options.stream_messages;
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let sink = scope.spawn(|| -> Result<Duration, BenchError> {
+            for _ in 0..count {
+                let message = next_message(&far, Kind::Attend)?;
+                far.pool().give(message.into_payload());
+            }
+            Ok(start.elapsed())
+        });
+        for _ in 0..count {
+            near.send(far_peer, outgoing(options, near.pool()))?;
+        }
+        let elapsed = sink.join().expect("the sink thread does not panic")?;
+        Ok(elapsed.mul_f64(1e9 / (out_bytes * count) as f64))
+    })
+}

@@ -1,0 +1,163 @@
+//! What a controller is told before it starts: who it is, what it accepts, how long it waits.
+
+use glinthawk_flight::{Limits, Pool};
+use sha2::{Digest, Sha256};
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+use subtle::ConstantTimeEq;
+
+/// Names a node for as long as its process lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u64);
+
+impl NodeId {
+    /// An id that no other node has.
+    pub fn random() -> Self {
+        // The standard library seeds each hasher from the system's randomness.
+        let mut hasher = RandomState::new().build_hasher();
+        hasher.write_u32(std::process::id());
+        Self(hasher.finish())
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:016x}", self.0)
+    }
+}
+
+/// Who a node says it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Unique in the cluster.
+    pub node: NodeId,
+    /// For people: at most 64 bytes, no control characters.
+    pub name: String,
+}
+
+/// The secret that all nodes of a cluster share; only its digest is kept and sent.
+#[derive(Clone)]
+pub struct Token([u8; Token::BYTES]);
+
+impl Token {
+    /// Bytes of a digest.
+    pub const BYTES: usize = 32;
+
+    /// The token of this text.
+    pub fn new(text: &str) -> Self {
+        let mut digest = Sha256::new();
+        digest.update(b"glinthawk cluster token\0");
+        digest.update(text.as_bytes());
+        Self(digest.finalize().into())
+    }
+
+    /// What goes into a hello.
+    pub fn digest(&self) -> [u8; Self::BYTES] {
+        self.0
+    }
+
+    /// Compares in a time that does not depend on where the first difference is.
+    pub fn matches(&self, digest: &[u8; Self::BYTES]) -> bool {
+        self.0.ct_eq(digest).into()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Token(…)")
+    }
+}
+
+/// How long the controller waits for a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// From accepting or dialling a connection to the end of its handshake.
+    pub handshake: Duration,
+    /// Without anything else to say, a sign of life is sent this often.
+    pub heartbeat: Duration,
+    /// A peer that was not heard for this long is lost.
+    pub silence: Duration,
+    /// A peer that took no byte of what waits for it for this long is lost.
+    pub stall: Duration,
+    /// A shutdown waits this long at most for what is queued and for the peers' goodbye.
+    pub farewell: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            handshake: Duration::from_secs(5),
+            heartbeat: Duration::from_secs(1),
+            silence: Duration::from_secs(15),
+            stall: Duration::from_secs(15),
+            farewell: Duration::from_secs(5),
+        }
+    }
+}
+
+/// How much the controller holds for a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Connections at most; further ones are refused.
+    pub peers_max: usize,
+    /// Connections in their handshake at most; further ones wait in the system's backlog.
+    pub handshakes_max: usize,
+    /// Bytes handed to `send` and not yet to the socket, per peer; `send` waits beyond it. What an
+    /// injected delay holds back counts too.
+    pub queue_bytes_max: usize,
+    /// Bytes received and not yet taken by `recv`, per peer; beyond it nothing is read from the peer.
+    pub inbox_bytes_max: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            peers_max: 256,
+            handshakes_max: 32,
+            queue_bytes_max: 512 << 20,
+            inbox_bytes_max: 512 << 20,
+        }
+    }
+}
+
+/// Everything a controller is told before it starts.
+#[derive(Clone)]
+pub struct Config {
+    /// Who this node is.
+    pub identity: Identity,
+    /// The cluster's secret.
+    pub token: Token,
+    /// The largest messages this node takes; a pair of nodes agrees on the smaller.
+    pub limits: Limits,
+    /// How long to wait.
+    pub timing: Timing,
+    /// How much to hold.
+    pub bounds: Bounds,
+    /// Where payloads are received into, and where they return once sent.
+    pub pool: Arc<Pool>,
+}
+
+impl Config {
+    /// A node of this name with a random id and default limits, timing and bounds.
+    pub fn new(name: &str, token: Token, pool: Arc<Pool>) -> Self {
+        Self {
+            identity: Identity { node: NodeId::random(), name: name.to_owned() },
+            token,
+            limits: Limits::default(),
+            timing: Timing::default(),
+            bounds: Bounds::default(),
+            pool,
+        }
+    }
+}
+
+/// An artificial link: applied to what this end sends, so both ends must be given it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkShape {
+    /// Every message arrives this much later; messages follow each other into the delay.
+    pub delay: Duration,
+    /// The link carries this much; messages wait for each other.
+    pub bytes_per_second: Option<u64>,
+}

@@ -1,0 +1,261 @@
+//! The controller as the rest of the node sees it: listen, connect, send, receive, leave.
+
+use super::config::{Config, Identity, LinkShape};
+use super::connection::Connection;
+use super::handshake::{self, HandshakeError};
+use super::shared::{Command, Shared};
+use super::stats::PeerStats;
+use super::thread::NetThread;
+use glinthawk_flight::{Message, Pool, WireError};
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A connection of this controller; never used twice, so a node that returns is another peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Peer(pub(super) u32);
+
+impl fmt::Display for Peer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "peer {}", self.0)
+    }
+}
+
+/// What happened on the network, in the order it happened. A peer's messages come after its
+/// `Joined` (or after `connect` returned it) and before its `Lost`.
+#[derive(Debug)]
+pub enum Event {
+    /// A node dialled us and is one of ours.
+    Joined {
+        /// The connection.
+        peer: Peer,
+        /// Who it is.
+        identity: Identity,
+        /// Where it dialled from.
+        address: SocketAddr,
+    },
+    /// A message arrived, whole and checked.
+    Message {
+        /// Who sent it.
+        peer: Peer,
+        /// The message.
+        message: Message,
+        /// When its last byte was received.
+        received_at: Instant,
+    },
+    /// The peer is gone, in good order or not: the one place where a node's death is learned.
+    Lost {
+        /// The connection that was.
+        peer: Peer,
+        /// How it ended.
+        reason: LostReason,
+    },
+}
+
+/// Why a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LostReason {
+    /// It left in good order.
+    #[error("said goodbye")]
+    Goodbye,
+    /// The connection was closed between two messages.
+    #[error("closed the connection without goodbye")]
+    Closed,
+    /// The connection was closed within a message.
+    #[error("closed the connection after {bytes} of a message's {needed} bytes")]
+    Cut {
+        /// Bytes of the message that arrived.
+        bytes: usize,
+        /// Bytes of the message, as far as they were known.
+        needed: usize,
+    },
+    /// The socket failed.
+    #[error("connection broke: {0}")]
+    Broken(String),
+    /// It sent something that is not a message.
+    #[error("sent garbage: {0}")]
+    Garbled(#[from] WireError),
+    /// It was not heard.
+    #[error("not heard for {0:?}")]
+    Silent(Duration),
+    /// It did not read.
+    #[error("took no bytes for {0:?}")]
+    Stalled(Duration),
+    /// This node's own network thread ended.
+    #[error("the network thread ended")]
+    Stopped,
+}
+
+/// Why a message cannot be sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The peer is gone; its `Lost` is or was among the events.
+    #[error("{0} is gone")]
+    Gone(Peer),
+    /// The message is beyond what was agreed with the peer.
+    #[error("message for {peer}: {source}")]
+    OverLimit {
+        /// The addressee.
+        peer: Peer,
+        /// The limit.
+        source: WireError,
+    },
+    /// The controller was shut down.
+    #[error("the network controller is shut down")]
+    Stopped,
+}
+
+/// Why there is no connection to an address.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The name means no address.
+    #[error("cannot resolve {address}: {source}")]
+    Resolve {
+        /// What was asked for.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Nobody answers there; perhaps not yet.
+    #[error("cannot reach {address}: {source}")]
+    Unreachable {
+        /// What was asked for.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Somebody answers, but we do not get along.
+    #[error("handshake with {address} failed: {source}")]
+    Handshake {
+        /// Who answered.
+        address: SocketAddr,
+        /// What went wrong.
+        source: HandshakeError,
+    },
+}
+
+/// A node's end of every connection it has, with the one thread that serves them.
+///
+/// Of each pair of nodes one dials, the other listens; the connection carries both directions.
+/// Which one dials is the caller's convention: a second connection between two nodes is refused.
+pub struct Controller {
+    shared: Arc<Shared>,
+    config: Arc<Config>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Controller {
+    /// Starts the network thread; no connection exists yet.
+    pub fn start(config: Config) -> io::Result<Self> {
+        let config = Arc::new(config);
+        let (wakeups, waker) = io::pipe()?;
+        let shared = Arc::new(Shared::new(&config, waker));
+        let net_thread = NetThread::new(Arc::clone(&config), Arc::clone(&shared), wakeups);
+        let thread =
+            std::thread::Builder::new().name("network".to_owned()).spawn(|| net_thread.run())?;
+        Ok(Self { shared, config, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Accepts connections at an address (port 0 picks one); returns the address bound. Nodes that
+    /// join are announced by [`Event::Joined`].
+    pub fn listen(&self, address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let bound = listener.local_addr()?;
+        self.shared.command(Command::Listen(listener));
+        Ok(bound)
+    }
+
+    /// Dials a node and shakes hands, on the caller's thread, within the handshake's time for each
+    /// address the name resolves to. [`ConnectError::Unreachable`] is worth another try later.
+    /// There is no `Joined` event for a peer that was dialled.
+    pub fn connect(&self, address: &str) -> Result<(Peer, Identity), ConnectError> {
+        let resolve = |source| ConnectError::Resolve { address: address.to_owned(), source };
+        let unreachable =
+            |source| ConnectError::Unreachable { address: address.to_owned(), source };
+        let mut last = resolve(io::Error::from(io::ErrorKind::NotFound));
+        for address in address.to_socket_addrs().map_err(resolve)? {
+            match TcpStream::connect_timeout(&address, self.config.timing.handshake) {
+                Ok(stream) => {
+                    return self
+                        .adopt(stream, address)
+                        .map_err(|source| ConnectError::Handshake { address, source });
+                }
+                Err(error) => last = unreachable(error),
+            }
+        }
+        Err(last)
+    }
+
+    fn adopt(
+        &self,
+        mut stream: TcpStream,
+        address: SocketAddr,
+    ) -> Result<(Peer, Identity), HandshakeError> {
+        stream.set_nodelay(true)?;
+        let hello = handshake::greet(&mut stream, &self.config)?;
+        stream.set_nonblocking(true)?;
+        let limits = self.config.limits.agree(hello.limits);
+        let identity = hello.identity.clone();
+        let counters = self.shared.enrol(hello.identity, limits, address)?;
+        let peer = counters.peer;
+        let connection = Connection::new(stream, counters, limits, Instant::now());
+        self.shared.command(Command::Adopt(Box::new(connection)));
+        Ok((peer, identity))
+    }
+
+    /// Makes the link to a peer behave like a slower one, for what this end sends from now on.
+    pub fn shape(&self, peer: Peer, shape: LinkShape) {
+        self.shared.command(Command::Shape(peer, shape));
+    }
+
+    /// Queues a message. Among what waits for a peer the deepest layer goes first; control and
+    /// home messages pass all layers and keep their order among themselves. Waits while the
+    /// peer's queue is full, which ends when the peer reads on or is lost. Two nodes that both
+    /// wait here, neither taking its events, would lose each other: whoever sends more than the
+    /// queue's bound without being answered must not be the one who receives.
+    pub fn send(&self, peer: Peer, message: Message) -> Result<(), SendError> {
+        self.shared.send(peer, message)
+    }
+
+    /// The next event, waiting for at most `timeout`; zero asks without waiting.
+    pub fn recv(&self, timeout: Duration) -> Option<Event> {
+        self.shared.recv(timeout)
+    }
+
+    /// Where received payloads come from and should return to.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.config.pool
+    }
+
+    /// Who this node is.
+    pub fn identity(&self) -> &Identity {
+        &self.config.identity
+    }
+
+    /// What went over every connection there was.
+    pub fn stats(&self) -> Vec<PeerStats> {
+        self.shared.stats()
+    }
+
+    /// Sends what is queued, says goodbye to everyone and ends the network thread, within the
+    /// farewell's time. Events that arrived before can still be received. Dropping does the same.
+    pub fn shutdown(&self) {
+        let thread = self.thread.lock().expect("no panic while the handle is locked").take();
+        if let Some(thread) = thread {
+            self.shared.command(Command::Shutdown);
+            if thread.join().is_err() {
+                tracing::error!("the network thread had panicked");
+            }
+        }
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}

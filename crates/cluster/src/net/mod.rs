@@ -1,0 +1,33 @@
+//! The network controller: sockets, handshakes, frames and buffers between the nodes of a cluster.
+//! What a message means is none of its business.
+//!
+//! One thread a node, whatever the number of peers: it sleeps in `poll`, and everything it waits
+//! for is computed anew from the connections' state each time, so that there is no registration to
+//! forget. For the few dozen peers a node has this costs no more than `epoll`, works on every
+//! Unix, and wakes with the timer's own resolution, which injected delays need. Two threads a
+//! connection would take cores from the kernels, an async runtime would add a scheduler between
+//! the socket and the only two threads there are.
+//!
+//! **Invariant:** nothing is allocated for a peer on the strength of a length that was not checked
+//! against the handshake's limits, and nothing but one fixed-size hello is read before the token
+//! was found right.
+//!
+//! **Invariant:** every queue is bounded, in bytes. A peer that does not read fills its queue,
+//! then blocks [`Controller::send`], then is lost.
+
+mod bench;
+mod config;
+mod connection;
+mod controller;
+mod handshake;
+mod link;
+mod reception;
+mod shared;
+mod stats;
+mod thread;
+
+pub use bench::{BenchError, BenchFigures, BenchOptions, bench};
+pub use config::{Bounds, Config, Identity, LinkShape, NodeId, Timing, Token};
+pub use controller::{ConnectError, Controller, Event, LostReason, Peer, SendError};
+pub use handshake::{HELLO_BYTES, HandshakeError, Hello, Status};
+pub use stats::{Counter, PeerStats};

@@ -1,0 +1,145 @@
+//! Where strangers wait: listeners, and connections that have not yet said who they are.
+
+use super::config::Config;
+use super::handshake::{HELLO_BYTES, HandshakeError, Hello, Status};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// After a failed accept (no file descriptors, most likely) a listener rests this long.
+const ACCEPT_REST: Duration = Duration::from_secs(1);
+
+/// Accepts connections and reads one hello from each; holds a bounded number of them.
+pub(super) struct Reception {
+    config: Arc<Config>,
+    listeners: Vec<TcpListener>,
+    rests_until: Option<Instant>,
+    guests: BTreeMap<u64, Guest>,
+    guests_seen: u64,
+}
+
+/// A connection in its handshake.
+pub(super) struct Guest {
+    pub(super) stream: TcpStream,
+    pub(super) address: SocketAddr,
+    bytes: [u8; HELLO_BYTES],
+    filled: usize,
+    deadline: Instant,
+}
+
+impl Reception {
+    pub(super) fn new(config: Arc<Config>) -> Self {
+        Self {
+            config,
+            listeners: Vec::new(),
+            rests_until: None,
+            guests: BTreeMap::new(),
+            guests_seen: 0,
+        }
+    }
+
+    pub(super) fn listen(&mut self, listener: TcpListener) {
+        self.listeners.push(listener);
+    }
+
+    /// Lets nobody in any more.
+    pub(super) fn close(&mut self) {
+        self.listeners.clear();
+        self.guests.clear();
+    }
+
+    /// The listeners to wait for: none while all places are taken, or after a failure.
+    pub(super) fn listeners(&self) -> &[TcpListener] {
+        let full = self.guests.len() >= self.config.bounds.handshakes_max;
+        if full || self.rests_until.is_some() { &[] } else { &self.listeners }
+    }
+
+    pub(super) fn guests(&self) -> impl Iterator<Item = (u64, &TcpStream)> {
+        self.guests.iter().map(|(number, guest)| (*number, &guest.stream))
+    }
+
+    /// Accepts whoever waits at a listener.
+    pub(super) fn accept(&mut self, index: usize, now: Instant) {
+        while self.guests.len() < self.config.bounds.handshakes_max {
+            let accepted = self.listeners[index].accept().and_then(|(stream, address)| {
+                stream.set_nonblocking(true)?;
+                stream.set_nodelay(true)?;
+                Ok((stream, address))
+            });
+            match accepted {
+                Ok((stream, address)) => {
+                    let deadline = now + self.config.timing.handshake;
+                    let bytes = [0; HELLO_BYTES];
+                    let guest = Guest { stream, address, bytes, filled: 0, deadline };
+                    self.guests.insert(self.guests_seen, guest);
+                    self.guests_seen += 1;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept connections for a moment");
+                    self.rests_until = Some(now + ACCEPT_REST);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Reads on from a guest. Returns it once its hello is complete and right.
+    pub(super) fn read(&mut self, number: u64) -> Option<(Guest, Hello)> {
+        let guest = self.guests.get_mut(&number)?;
+        match guest.read(&self.config) {
+            Ok(None) => None,
+            Ok(Some(hello)) => self.guests.remove(&number).map(|guest| (guest, hello)),
+            Err(error) => {
+                let guest = self.guests.remove(&number)?;
+                guest.refuse(&self.config, &error);
+                None
+            }
+        }
+    }
+
+    /// Sends away who took too long, and lets a rested listener work again.
+    pub(super) fn keep_house(&mut self, now: Instant) {
+        self.rests_until.take_if(|until| *until <= now);
+        let late = self.guests.extract_if(.., |_, guest| guest.deadline <= now);
+        for (_, guest) in late.collect::<Vec<_>>() {
+            let waited = self.config.timing.handshake;
+            guest.refuse(&self.config, &HandshakeError::Timeout { waited, bytes: guest.filled });
+        }
+    }
+}
+
+impl Guest {
+    fn read(&mut self, config: &Config) -> Result<Option<Hello>, HandshakeError> {
+        match self.stream.read(&mut self.bytes[self.filled..]) {
+            Ok(0) => return Err(HandshakeError::Closed { bytes: self.filled }),
+            Ok(read) => self.filled += read,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+        Hello::check_start(&self.bytes[..self.filled])?;
+        if self.filled < HELLO_BYTES {
+            return Ok(None);
+        }
+        Hello::decode(&self.bytes, &config.token, Status::Hello).map(Some)
+    }
+
+    /// Answers a hello. The answer fits any fresh socket's buffer, so it is one write.
+    pub(super) fn answer(&self, config: &Config, status: Status) -> io::Result<()> {
+        let answer = Hello::encode(config, status);
+        let written = (&self.stream).write(&answer)?;
+        if written == HELLO_BYTES { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
+    }
+
+    /// One line for us, one answer for a peer that would understand it.
+    pub(super) fn refuse(&self, config: &Config, error: &HandshakeError) {
+        tracing::warn!(address = %self.address, reason = %error, "refused a connection");
+        if let Some(status) = error.answer() {
+            // The peer is being sent away: whether it hears why is its own business.
+            let _ = self.answer(config, status);
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! What the network thread shares with the node's other threads: commands to it, events from it,
+//! and the accounting that bounds both.
+
+use super::config::{Config, Identity, LinkShape, NodeId};
+use super::connection::Connection;
+use super::controller::{Event, LostReason, Peer, SendError};
+use super::handshake::HandshakeError;
+use super::stats::{PeerCounters, PeerStats};
+use glinthawk_flight::{Limits, Message};
+use std::collections::{HashMap, VecDeque};
+use std::io::{PipeWriter, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// What the network thread is asked to do.
+pub(super) enum Command {
+    Listen(TcpListener),
+    Adopt(Box<Connection>),
+    Send(Peer, Message),
+    Shape(Peer, LinkShape),
+    /// The peer's events were taken: read from it again.
+    Resume(Peer),
+    Shutdown,
+}
+
+pub(super) struct Shared {
+    gate: Mutex<Gate>,
+    room: Condvar,
+    inbox: Mutex<Inbox>,
+    mail: Condvar,
+    waker: PipeWriter,
+    counters: Mutex<Vec<Arc<PeerCounters>>>,
+    own_node: NodeId,
+    peers_max: usize,
+    queue_bytes_max: usize,
+    inbox_bytes_max: usize,
+}
+
+/// The way in to the network thread.
+#[derive(Default)]
+struct Gate {
+    commands: Vec<Command>,
+    doors: HashMap<Peer, Door>,
+    peers_seen: u32,
+    /// The network thread waits in `poll` and must be woken.
+    sleeping: bool,
+    stopped: bool,
+    /// Threads in `send` that wait for room.
+    waiting: usize,
+}
+
+struct Door {
+    node: NodeId,
+    limits: Limits,
+    queued_bytes: usize,
+}
+
+/// The way out.
+#[derive(Default)]
+struct Inbox {
+    events: VecDeque<Event>,
+    unread: HashMap<Peer, Unread>,
+    stopped: bool,
+    /// Threads in `recv` that wait for an event.
+    waiting: usize,
+}
+
+#[derive(Default)]
+struct Unread {
+    bytes: usize,
+    paused: bool,
+}
+
+impl Shared {
+    pub(super) fn new(config: &Config, waker: PipeWriter) -> Self {
+        Self {
+            gate: Mutex::default(),
+            room: Condvar::new(),
+            inbox: Mutex::default(),
+            mail: Condvar::new(),
+            waker,
+            counters: Mutex::default(),
+            own_node: config.identity.node,
+            peers_max: config.bounds.peers_max,
+            queue_bytes_max: config.bounds.queue_bytes_max,
+            inbox_bytes_max: config.bounds.inbox_bytes_max,
+        }
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().expect("no panic while the gate is locked")
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().expect("no panic while the inbox is locked")
+    }
+
+    pub(super) fn command(&self, command: Command) {
+        self.submit(self.gate(), command);
+    }
+
+    fn submit(&self, mut gate: MutexGuard<'_, Gate>, command: Command) {
+        gate.commands.push(command);
+        let wake = std::mem::take(&mut gate.sleeping);
+        drop(gate);
+        if wake {
+            // At most one byte is ever in the pipe, so this cannot block; it fails only when the
+            // network thread is gone, and then nobody is there to wake.
+            let _ = (&self.waker).write(&[1]);
+        }
+    }
+
+    pub(super) fn send(&self, peer: Peer, message: Message) -> Result<(), SendError> {
+        let bytes = message.header().wire_bytes();
+        let mut gate = self.gate();
+        loop {
+            if gate.stopped {
+                return Err(SendError::Stopped);
+            }
+            let door = gate.doors.get_mut(&peer).ok_or(SendError::Gone(peer))?;
+            message.check(&door.limits).map_err(|source| SendError::OverLimit { peer, source })?;
+            // A message larger than the bound passes alone.
+            if door.queued_bytes == 0 || door.queued_bytes + bytes <= self.queue_bytes_max {
+                door.queued_bytes += bytes;
+                self.submit(gate, Command::Send(peer, message));
+                return Ok(());
+            }
+            gate.waiting += 1;
+            gate = self.room.wait(gate).expect("no panic while the gate is locked");
+            gate.waiting -= 1;
+        }
+    }
+
+    pub(super) fn recv(&self, timeout: Duration) -> Option<Event> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut inbox = self.inbox();
+        loop {
+            if let Some(event) = inbox.events.pop_front() {
+                let resume = inbox.account(&event, self.inbox_bytes_max);
+                drop(inbox);
+                if let Some(peer) = resume {
+                    self.command(Command::Resume(peer));
+                }
+                return Some(event);
+            }
+            let left = match deadline {
+                None => Duration::MAX,
+                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+            };
+            if left.is_zero() || inbox.stopped {
+                return None;
+            }
+            inbox.waiting += 1;
+            let woken = self.mail.wait_timeout(inbox, left);
+            inbox = woken.expect("no panic while the inbox is locked").0;
+            inbox.waiting -= 1;
+        }
+    }
+
+    pub(super) fn stats(&self) -> Vec<PeerStats> {
+        let counters = self.counters.lock().expect("no panic while the counters are locked");
+        counters.iter().map(|counters| counters.read()).collect()
+    }
+
+    /// Makes a peer of a node whose handshake succeeded, unless it already is one.
+    pub(super) fn enrol(
+        &self,
+        identity: Identity,
+        limits: Limits,
+        address: SocketAddr,
+    ) -> Result<Arc<PeerCounters>, HandshakeError> {
+        let node = identity.node;
+        let mut gate = self.gate();
+        if node == self.own_node || gate.doors.values().any(|door| door.node == node) {
+            return Err(HandshakeError::Connected { node });
+        }
+        if gate.doors.len() >= self.peers_max {
+            return Err(HandshakeError::Full { peers_max: self.peers_max });
+        }
+        let peer = Peer(gate.peers_seen);
+        gate.peers_seen += 1;
+        gate.doors.insert(peer, Door { node, limits, queued_bytes: 0 });
+        drop(gate);
+        let counters = Arc::new(PeerCounters::new(peer, identity, address));
+        let mut all = self.counters.lock().expect("no panic while the counters are locked");
+        all.push(Arc::clone(&counters));
+        Ok(counters)
+    }
+}
+
+/// The network thread's side.
+impl Shared {
+    /// Takes the commands given so far.
+    pub(super) fn take_commands(&self, into: &mut Vec<Command>) {
+        let mut gate = self.gate();
+        gate.sleeping = false;
+        std::mem::swap(&mut gate.commands, into);
+    }
+
+    /// Whether the thread may sleep: no command waits, and the next one will wake it.
+    pub(super) fn doze(&self) -> bool {
+        let mut gate = self.gate();
+        gate.sleeping = gate.commands.is_empty();
+        gate.sleeping
+    }
+
+    /// Bytes of a peer's queue have gone to the socket.
+    pub(super) fn make_room(&self, peer: Peer, bytes: usize) {
+        let mut gate = self.gate();
+        if let Some(door) = gate.doors.get_mut(&peer) {
+            door.queued_bytes -= bytes;
+        }
+        let wake = gate.waiting > 0;
+        drop(gate);
+        if wake {
+            self.room.notify_all();
+        }
+    }
+
+    /// Hands an event to whoever receives; returns whether its peer must be paused.
+    pub(super) fn deliver(&self, event: Event) -> bool {
+        let mut inbox = self.inbox();
+        let mut pause = false;
+        if let Event::Message { peer, message, .. } = &event {
+            let unread = inbox.unread.entry(*peer).or_default();
+            unread.bytes += message.header().wire_bytes();
+            unread.paused = unread.bytes > self.inbox_bytes_max;
+            pause = unread.paused;
+        }
+        inbox.events.push_back(event);
+        let wake = inbox.waiting > 0;
+        drop(inbox);
+        if wake {
+            self.mail.notify_one();
+        }
+        pause
+    }
+
+    /// The connection is gone: no more sending to it.
+    pub(super) fn strike(&self, peer: Peer) {
+        self.gate().doors.remove(&peer);
+        self.room.notify_all();
+    }
+
+    /// The network thread ends: nobody may wait for it any more, and nobody is reached.
+    pub(super) fn stop(&self) {
+        let mut gate = self.gate();
+        gate.stopped = true;
+        gate.commands.clear();
+        let left: Vec<Peer> = gate.doors.drain().map(|(peer, _)| peer).collect();
+        drop(gate);
+        self.room.notify_all();
+        let mut inbox = self.inbox();
+        let lost = |peer| Event::Lost { peer, reason: LostReason::Stopped };
+        inbox.events.extend(left.into_iter().map(lost));
+        inbox.stopped = true;
+        drop(inbox);
+        self.mail.notify_all();
+    }
+}
+
+impl Inbox {
+    /// Takes an event's bytes off its peer's account; returns the peer if it may be read again.
+    fn account(&mut self, event: &Event, bytes_max: usize) -> Option<Peer> {
+        let Event::Message { peer, message, .. } = event else { return None };
+        let unread = self.unread.get_mut(peer)?;
+        unread.bytes -= message.header().wire_bytes();
+        let resume = unread.paused && unread.bytes <= bytes_max / 2;
+        if resume {
+            unread.paused = false;
+        }
+        if unread.bytes == 0 {
+            self.unread.remove(peer);
+        }
+        resume.then_some(*peer)
+    }
+}

@@ -1,0 +1,296 @@
+//! The network thread: waits for sockets, commands and timers, and serves whichever is ready.
+
+use super::config::Config;
+use super::connection::Connection;
+use super::controller::{Event, LostReason, Peer};
+use super::handshake::{Hello, Status};
+use super::reception::{Guest, Reception};
+use super::shared::{Command, Shared};
+use glinthawk_flight::{Kind, Message};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::HashMap;
+use std::io::{self, PipeReader, Read};
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(super) struct NetThread {
+    config: Arc<Config>,
+    shared: Arc<Shared>,
+    wakeups: PipeReader,
+    reception: Reception,
+    connections: HashMap<Peer, Connection>,
+    /// Until when to wait for peers, once a shutdown was asked for.
+    leaving_until: Option<Instant>,
+    housekeeping_at: Instant,
+}
+
+/// What a ready descriptor belongs to.
+enum Source {
+    Wakeups,
+    Listener(usize),
+    Guest(u64),
+    Connection(Peer),
+}
+
+/// Tells everyone that the thread ended, however it ended.
+struct StopGuard(Arc<Shared>);
+
+impl Drop for StopGuard {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+impl NetThread {
+    pub(super) fn new(config: Arc<Config>, shared: Arc<Shared>, wakeups: PipeReader) -> Self {
+        Self {
+            reception: Reception::new(Arc::clone(&config)),
+            config,
+            shared,
+            wakeups,
+            connections: HashMap::new(),
+            leaving_until: None,
+            housekeeping_at: Instant::now(),
+        }
+    }
+
+    /// Runs until a shutdown is complete.
+    pub(super) fn run(mut self) {
+        let _guard = StopGuard(Arc::clone(&self.shared));
+        if let Err(error) = self.serve() {
+            tracing::error!(%error, "the network thread failed");
+        }
+    }
+
+    fn serve(&mut self) -> io::Result<()> {
+        let mut commands = Vec::new();
+        let mut ready = Vec::new();
+        loop {
+            self.shared.take_commands(&mut commands);
+            for command in commands.drain(..) {
+                self.obey(command);
+            }
+            let now = Instant::now();
+            self.transmit_due(now);
+            if now >= self.housekeeping_at {
+                self.keep_house(now);
+            }
+            if self.leaving_until.is_some_and(|until| self.connections.is_empty() || now >= until) {
+                return Ok(());
+            }
+            let due = if self.shared.doze() { self.next_due() } else { now };
+            self.wait(due.saturating_duration_since(now), &mut ready)?;
+            let now = Instant::now();
+            for (source, flags) in ready.drain(..) {
+                self.attend_to(source, flags, now)?;
+            }
+        }
+    }
+
+    /// When something must be done even if no descriptor becomes ready.
+    fn next_due(&self) -> Instant {
+        let links = self.connections.values().filter_map(Connection::due);
+        links.chain(self.leaving_until).fold(self.housekeeping_at, Instant::min)
+    }
+
+    /// Sleeps until a descriptor is ready; what to wait for follows from the state alone.
+    fn wait(&self, timeout: Duration, ready: &mut Vec<(Source, PollFlags)>) -> io::Result<()> {
+        let mut sources = vec![Source::Wakeups];
+        let mut descriptors = vec![PollFd::new(&self.wakeups, PollFlags::IN)];
+        for (index, listener) in self.reception.listeners().iter().enumerate() {
+            sources.push(Source::Listener(index));
+            descriptors.push(PollFd::new(listener, PollFlags::IN));
+        }
+        for (number, stream) in self.reception.guests() {
+            sources.push(Source::Guest(number));
+            descriptors.push(PollFd::new(stream, PollFlags::IN));
+        }
+        for (peer, connection) in &self.connections {
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::IN, !connection.paused);
+            flags.set(PollFlags::OUT, connection.outbound.blocked_since.is_some());
+            // Asked for nothing, `poll` would still report a hang-up, again and again.
+            if !flags.is_empty() {
+                sources.push(Source::Connection(*peer));
+                descriptors.push(PollFd::new(&connection.stream, flags));
+            }
+        }
+        let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
+        match poll(&mut descriptors, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let flags = descriptors.iter().map(PollFd::revents);
+        ready.extend(sources.into_iter().zip(flags).filter(|(_, flags)| !flags.is_empty()));
+        Ok(())
+    }
+
+    fn attend_to(&mut self, source: Source, flags: PollFlags, now: Instant) -> io::Result<()> {
+        match source {
+            Source::Wakeups => {
+                self.wakeups.read(&mut [0; 8])?;
+            }
+            Source::Listener(index) => self.reception.accept(index, now),
+            Source::Guest(number) => {
+                if let Some((guest, hello)) = self.reception.read(number) {
+                    self.welcome(guest, hello, now);
+                }
+            }
+            Source::Connection(peer) => {
+                if flags.contains(PollFlags::OUT) {
+                    self.transmit(peer, now);
+                }
+                if flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+                    self.receive(peer, now);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Listen(listener) => self.reception.listen(listener),
+            Command::Adopt(connection) => {
+                self.connections.insert(connection.counters.peer, *connection);
+            }
+            Command::Send(peer, message) => match self.connections.get_mut(&peer) {
+                Some(connection) => connection.outbound.link.push(message, Instant::now()),
+                None => self.config.pool.give(message.into_payload()),
+            },
+            Command::Shape(peer, shape) => {
+                if let Some(connection) = self.connections.get_mut(&peer) {
+                    connection.outbound.link.set_shape(shape);
+                }
+            }
+            Command::Resume(peer) => {
+                if let Some(connection) = self.connections.get_mut(&peer) {
+                    connection.paused = false;
+                    connection.heard_at = Instant::now();
+                }
+            }
+            Command::Shutdown => self.leave(),
+        }
+    }
+
+    fn leave(&mut self) {
+        let now = Instant::now();
+        self.leaving_until = Some(now + self.config.timing.farewell);
+        self.reception.close();
+        for connection in self.connections.values_mut() {
+            connection.outbound.link.push(Message::goodbye(), now);
+            // Read on, to see the other side close; what it still says is dropped.
+            connection.paused = false;
+        }
+    }
+
+    fn welcome(&mut self, guest: Guest, hello: Hello, now: Instant) {
+        let limits = self.config.limits.agree(hello.limits);
+        let counters = match self.shared.enrol(hello.identity.clone(), limits, guest.address) {
+            Ok(counters) => counters,
+            Err(error) => return guest.refuse(&self.config, &error),
+        };
+        let peer = counters.peer;
+        if let Err(error) = guest.answer(&self.config, Status::Welcome) {
+            self.shared.strike(peer);
+            return guest.refuse(&self.config, &error.into());
+        }
+        let Guest { stream, address, .. } = guest;
+        self.connections.insert(peer, Connection::new(stream, counters, limits, now));
+        self.shared.deliver(Event::Joined { peer, identity: hello.identity, address });
+    }
+
+    /// Writes to every peer that has something due and a socket that may take it.
+    fn transmit_due(&mut self, now: Instant) {
+        let due = |connection: &Connection| connection.due().is_some_and(|due| due <= now);
+        let peers: Vec<Peer> =
+            self.connections.iter().filter(|(_, c)| due(c)).map(|(peer, _)| *peer).collect();
+        for peer in peers {
+            self.transmit(peer, now);
+        }
+    }
+
+    fn transmit(&mut self, peer: Peer, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
+        let bytes_gone = match connection.transmit(&self.config.pool, now) {
+            Ok(bytes_gone) => bytes_gone,
+            Err(reason) => return self.lose(peer, reason),
+        };
+        if self.leaving_until.is_some() && connection.outbound.is_empty() {
+            // Where this fails the connection is broken, and the next read says so.
+            let _ = connection.stream.shutdown(Shutdown::Write);
+        }
+        if bytes_gone > 0 {
+            self.shared.make_room(peer, bytes_gone);
+        }
+    }
+
+    fn receive(&mut self, peer: Peer, now: Instant) {
+        let mut reads = Connection::READS_PER_TURN;
+        while let Some(connection) = self.connections.get_mut(&peer) {
+            let message = match connection.receive(&self.config.pool, &mut reads, now) {
+                Ok(Some(message)) => message,
+                Ok(None) => return,
+                Err(reason) => return self.lose(peer, reason),
+            };
+            match message.kind() {
+                Kind::Heartbeat => {}
+                Kind::Goodbye => return self.lose(peer, LostReason::Goodbye),
+                _ if self.leaving_until.is_some() => self.config.pool.give(message.into_payload()),
+                _ => {
+                    let event = Event::Message { peer, message, received_at: now };
+                    if self.shared.deliver(event) {
+                        connection.paused = true;
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The one place where a peer ends.
+    fn lose(&mut self, peer: Peer, reason: LostReason) {
+        let Some(connection) = self.connections.remove(&peer) else { return };
+        self.shared.strike(peer);
+        if self.leaving_until.is_some() {
+            return;
+        }
+        let (node, address) = (&connection.counters.identity.name, connection.counters.address);
+        match &reason {
+            LostReason::Goodbye => tracing::info!(node, %address, "a node left"),
+            reason => tracing::warn!(node, %address, %reason, "lost a node"),
+        }
+        self.shared.deliver(Event::Lost { peer, reason });
+    }
+
+    /// Signs of life, peers that gave none, peers that read nothing, hands not shaken.
+    fn keep_house(&mut self, now: Instant) {
+        let timing = self.config.timing;
+        let shortest = timing.heartbeat.min(timing.silence).min(timing.stall).min(timing.handshake);
+        self.housekeeping_at = now + (shortest / 4).max(Duration::from_millis(1));
+        self.reception.keep_house(now);
+        let mut lost = Vec::new();
+        let mut quiet = Vec::new();
+        for (peer, connection) in &mut self.connections {
+            let unheard = now.saturating_duration_since(connection.heard_at);
+            if let Some(since) = connection.outbound.blocked_since
+                && now.saturating_duration_since(since) >= timing.stall
+            {
+                lost.push((*peer, LostReason::Stalled(now - since)));
+            } else if !connection.paused && unheard >= timing.silence {
+                lost.push((*peer, LostReason::Silent(unheard)));
+            } else if self.leaving_until.is_none()
+                && connection.outbound.heartbeat(now, timing.heartbeat)
+            {
+                quiet.push(*peer);
+            }
+        }
+        for (peer, reason) in lost {
+            self.lose(peer, reason);
+        }
+        for peer in quiet {
+            self.transmit(peer, now);
+        }
+    }
+}
