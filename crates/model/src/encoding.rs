@@ -240,3 +240,6 @@ fn unsupported_gguf_name(number: u32) -> String {
     };
     name.to_owned()
 }
+
+#[cfg(test)]
+mod tests;

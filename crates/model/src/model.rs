@@ -88,7 +88,8 @@ impl Model {
             extra: Some(ROPE_DIVISORS),
         };
         let stored = StoredTensors::bind(path, &config, vec![file], &layout)?;
-        let name = metadata.string("general.name").map_or_else(|| name_of(path), str::to_owned);
+        let stated = metadata.string("general.name").filter(|name| !name.is_empty());
+        let name = stated.map_or_else(|| name_of(path), str::to_owned);
         let source = Source::Gguf { path: path.to_owned(), metadata };
         Ok(Self { name, config, source, weights: Weights::Stored(stored) })
     }

@@ -261,6 +261,10 @@ fn rope_parameters(fields: &Fields, context: usize) -> Result<(f64, Scaling), Co
 }
 
 fn scaling(rope: &Fields, context: usize) -> Result<Scaling, ConfigError> {
+    if let Some((kind, _)) = rope.object.iter().find(|(_, value)| value.is_object()) {
+        let reason = "parameters for some layers only are not supported";
+        return Err(ConfigError::new(rope.named(kind), reason));
+    }
     if let Some(share) = rope.number("partial_rotary_factor")?.filter(|share| *share != 1.0) {
         let reason = format!("{share} is not supported");
         return Err(ConfigError::new("partial_rotary_factor", reason));

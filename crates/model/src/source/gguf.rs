@@ -47,7 +47,9 @@ struct Header {
 
 fn read_header(cursor: &mut Cursor<'_>) -> Result<Header, Malformed> {
     if cursor.take(4).ok() != Some(MAGIC.as_slice()) {
-        return Err(Malformed::new("not a GGUF file"));
+        return Err(Malformed::new(
+            "not a GGUF file (a Hugging Face model is given by its folder)",
+        ));
     }
     let version = cursor.u32()?;
     if VERSIONS.contains(&version.swap_bytes()) {

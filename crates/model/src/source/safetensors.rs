@@ -3,8 +3,9 @@
 use super::{Entry, MappedFile, WeightFile};
 use crate::encoding::Encoding;
 use crate::error::ModelError;
-use serde::Deserialize;
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
@@ -26,7 +27,7 @@ pub(crate) fn open_folder(folder: &Path) -> Result<Vec<WeightFile>, ModelError> 
     Ok(vec![read(MappedFile::open(&single)?)?])
 }
 
-#[derive(Deserialize)]
+#[derive(serde::Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
@@ -51,10 +52,15 @@ fn open_sharded(folder: &Path, index_path: &Path) -> Result<Vec<WeightFile>, Mod
             return Err(ModelError::tensor(file.file.path(), tensor, reason));
         }
     }
+    // Of a tensor that lies in two files, the index says which one counts.
+    for (name, file) in &mut files {
+        let here = |tensor: &str| index.weight_map.get(tensor).is_none_or(|at| at == name);
+        file.entries.retain(|tensor, _| here(tensor));
+    }
     Ok(files.into_values().collect())
 }
 
-#[derive(Deserialize)]
+#[derive(serde::Deserialize)]
 struct Listed {
     dtype: String,
     /// Outermost first.
@@ -67,20 +73,52 @@ struct Listed {
 fn read(file: MappedFile) -> Result<WeightFile, ModelError> {
     let path = file.path();
     let data_start = data_start(&file).map_err(|reason| ModelError::malformed(path, reason))?;
-    let header: BTreeMap<String, serde_json::Value> = serde_json::from_slice(&file[8..data_start])
+    let header: Header = serde_json::from_slice(&file[8..data_start])
         .map_err(|wrong| ModelError::malformed(path, format!("header: {wrong}")))?;
     let mut entries = BTreeMap::new();
-    for (name, value) in header {
-        if name == "__metadata__" {
-            continue;
-        }
-        let entry = Listed::deserialize(value)
-            .map_err(|wrong| wrong.to_string())
-            .and_then(|listed| locate(&listed, data_start, file.len()))
+    for (name, listed) in header.0 {
+        let entry = locate(&listed, data_start, file.len())
             .map_err(|reason| ModelError::tensor(path, &name, reason))?;
         entries.insert(name, entry);
     }
     Ok(WeightFile { data_start, entries, file })
+}
+
+/// The tensors a header lists. Read without an intermediate tree, which for a header of nonsense
+/// would take many times the header's bytes.
+struct Header(BTreeMap<String, Listed>);
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object with the tensors by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+        let mut tensors = BTreeMap::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if name == "__metadata__" {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            let wrong = |what: String| A::Error::custom(format!("tensor {name}: {what}"));
+            let listed = map.next_value().map_err(|error| wrong(error.to_string()))?;
+            if tensors.contains_key(&name) {
+                return Err(wrong("is listed twice".to_owned()));
+            }
+            tensors.insert(name, listed);
+        }
+        Ok(Header(tensors))
+    }
 }
 
 /// Eight bytes of header length, the header, then the tensors.
