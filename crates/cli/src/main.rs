@@ -1,1 +1,37 @@
-fn main() {}
+//! The `glinthawk` binary: parses, prints and shows progress; the work is done by the libraries.
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod generate;
+mod interrupt;
+mod models;
+mod progress;
+mod run;
+mod setup;
+mod units;
+
+use args::{Cli, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+/// Finished, but some lines failed.
+const EXIT_LINES_FAILED: u8 = 3;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("GLINTHAWK_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let outcome = match cli.command {
+        Command::Run(args) => run::run(&args),
+        Command::Generate(args) => generate::generate(&args),
+        Command::Pull { model } => models::pull(&model),
+        Command::Models => models::list(),
+        Command::Bench(args) => bench::bench(&args),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -2,6 +2,8 @@
 
 #![deny(unsafe_code)]
 
+pub mod catalogue;
+pub mod chat;
 pub mod config;
 mod encoding;
 mod error;
@@ -10,10 +12,14 @@ mod model;
 mod names;
 mod source;
 mod stored;
+pub mod testing;
+pub mod tokenizer;
 mod weights;
 
+pub use chat::{ChatError, ChatMessage, ChatTemplate};
 pub use config::ModelConfig;
 pub use error::{ConfigError, ModelError};
 pub use model::{Model, Source};
 pub use source::gguf::{Metadata, Value};
+pub use tokenizer::{Tokenizer, TokenizerError};
 pub use weights::{LayerTensor, Tensor};

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 /// Bare and flight take turns this often, so that a busy moment of the machine hits both.
 const TURNS: usize = 5;
+/// Messages under way in the throughput runs: as with a fixed number of flights, more than one
+/// hot buffer and less than all memory.
+const WINDOW: usize = 16;
 /// A message that takes longer than this will not come.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -152,11 +155,15 @@ fn bare_round_trips(options: &BenchOptions) -> io::Result<Vec<Duration>> {
 }
 
 /// Two controllers that know each other, with the peer each has to talk to.
-fn controller_pair() -> Result<[(Controller, Peer); 2], BenchError> {
-    // No more under way than the pool has buffers for, as with a fixed number of flights.
-    let bounds = Bounds { queue_bytes_max: 4 << 20, inbox_bytes_max: 4 << 20, ..Bounds::default() };
+fn controller_pair(options: &BenchOptions) -> Result<[(Controller, Peer); 2], BenchError> {
+    let window_bytes = WINDOW / 2 * wire_bytes(options).0;
+    let bounds = Bounds {
+        queue_bytes_max: window_bytes,
+        inbox_bytes_max: window_bytes,
+        ..Bounds::default()
+    };
     let config = |name| {
-        let config = Config::new(name, Token::new("bench"), Arc::new(Pool::new(128)));
+        let config = Config::new(name, Token::new("bench"), Arc::new(Pool::new(WINDOW)));
         Config { bounds, ..config }
     };
     let near = Controller::start(config("bench-near"))?;
@@ -177,7 +184,7 @@ fn next_message(controller: &Controller, kind: Kind) -> Result<Message, BenchErr
 }
 
 fn flight_round_trips(options: &BenchOptions) -> Result<Vec<Duration>, BenchError> {
-    let [(near, far_peer), (far, near_peer)] = controller_pair()?;
+    let [(near, far_peer), (far, near_peer)] = controller_pair(options)?;
     let count = options.round_trips.div_ceil(TURNS);
     thread::scope(|scope| {
         let echo = scope.spawn(|| -> Result<(), BenchError> {
@@ -201,7 +208,7 @@ fn flight_round_trips(options: &BenchOptions) -> Result<Vec<Duration>, BenchErro
     })
 }
 
-/// Time per 10⁹ bytes of a loop of vectored writes (header, then payload) against a loop of reads.
+/// Time per 10⁹ bytes of a loop of vectored writes (header, then body) against a loop of reads.
 fn bare_stream(options: &BenchOptions) -> io::Result<Duration> {
     let (mut near, mut far) = bare_pair()?;
     let (out_bytes, _) = wire_bytes(options);
@@ -209,15 +216,16 @@ fn bare_stream(options: &BenchOptions) -> io::Result<Duration> {
     let start = Instant::now();
     thread::scope(|scope| {
         let sink = scope.spawn(move || -> io::Result<Duration> {
-            let mut message = vec![0; out_bytes];
-            for _ in 0..count {
-                far.read_exact(&mut message)?;
+            let mut messages = vec![vec![0; out_bytes]; WINDOW];
+            for number in 0..count {
+                far.read_exact(&mut messages[number % WINDOW])?;
             }
             Ok(start.elapsed())
         });
-        let (header, body) = ([0; HEADER_BYTES], vec![0; out_bytes - HEADER_BYTES]);
-        for _ in 0..count {
-            let mut slices = &mut [IoSlice::new(&header), IoSlice::new(&body)][..];
+        let (header, bodies) = ([0; HEADER_BYTES], vec![vec![0; out_bytes - HEADER_BYTES]; WINDOW]);
+        for number in 0..count {
+            let body = &bodies[number % WINDOW];
+            let mut slices = &mut [IoSlice::new(&header), IoSlice::new(body)][..];
             while !slices.is_empty() {
                 let written = near.write_vectored(slices)?;
                 IoSlice::advance_slices(&mut slices, written);
@@ -230,7 +238,7 @@ fn bare_stream(options: &BenchOptions) -> io::Result<Duration> {
 
 /// The same through two controllers.
 fn flight_stream(options: &BenchOptions) -> Result<Duration, BenchError> {
-    let [(near, far_peer), (far, _)] = controller_pair()?;
+    let [(near, far_peer), (far, _)] = controller_pair(options)?;
     let (out_bytes, _) = wire_bytes(options);
     let count = options.stream_messages;
     let start = Instant::now();

@@ -208,10 +208,11 @@ impl Shared {
     /// Bytes of a peer's queue have gone to the socket.
     pub(super) fn make_room(&self, peer: Peer, bytes: usize) {
         let mut gate = self.gate();
-        if let Some(door) = gate.doors.get_mut(&peer) {
-            door.queued_bytes -= bytes;
-        }
-        let wake = gate.waiting > 0;
+        let Some(door) = gate.doors.get_mut(&peer) else { return };
+        door.queued_bytes -= bytes;
+        // Waking a sender for each message that leaves would cost more than sending it.
+        let roomy = door.queued_bytes <= self.queue_bytes_max / 2;
+        let wake = roomy && gate.waiting > 0;
         drop(gate);
         if wake {
             self.room.notify_all();

@@ -68,6 +68,20 @@ pub enum Rejection {
     },
 }
 
+impl std::fmt::Display for Rejection {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Empty => write!(formatter, "the prompt has no tokens, or none are asked for"),
+            Self::TooLong { tokens, positions_max } => {
+                write!(
+                    formatter,
+                    "the prompt has {tokens} tokens, and a context has {positions_max} positions"
+                )
+            }
+        }
+    }
+}
+
 /// Counters of a run.
 #[derive(Clone, Default)]
 pub struct DispatcherStats {

@@ -1,0 +1,69 @@
+//! `generate`: one prompt, streamed.
+
+use crate::args::GenerateArgs;
+use crate::{interrupt, setup, units};
+use anyhow::{anyhow, bail};
+use glinthawk_cluster::EngineEvent;
+use glinthawk_jobs::Generation;
+use glinthawk_protocol::PromptId;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Completes one prompt on standard output.
+pub fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
+    let opened = setup::open(&args.engine)?;
+    let chat = !args.raw && opened.served.template.is_some();
+    let mut generation = Generation::new(Arc::clone(&opened.served), &body(args, chat))
+        .map_err(|refusal| anyhow!("{refusal}"))?;
+    let mut engine = setup::load(&args.engine, &opened)?;
+    let interrupted = interrupt::flag()?;
+    let mut out = std::io::stdout().lock();
+    engine.submit(generation.prompt(PromptId(0)));
+    while !interrupted.load(Ordering::Relaxed) {
+        for event in engine.advance()? {
+            match event {
+                EngineEvent::Token(id, generated) => {
+                    let piece = generation.token(&generated);
+                    out.write_all(piece.text.as_bytes())?;
+                    out.flush()?;
+                    if let Some(kept) = piece.stop {
+                        engine.stop(id, kept as usize);
+                    }
+                }
+                EngineEvent::Finished(completion) => {
+                    let ending = generation.finish(&completion);
+                    writeln!(out, "{}", ending.text)?;
+                    let stats = engine.stats();
+                    eprintln!(
+                        "[{} prompt and {} generated tokens in {}, ended by {}]",
+                        ending.prompt_tokens,
+                        ending.completion_tokens,
+                        units::seconds(stats.wall_s),
+                        ending.finish_reason,
+                    );
+                    return Ok(ExitCode::SUCCESS);
+                }
+                EngineEvent::Rejected(_, rejection) => bail!("{rejection}"),
+            }
+        }
+    }
+    writeln!(out)?;
+    Ok(ExitCode::FAILURE)
+}
+
+fn body(args: &GenerateArgs, chat: bool) -> Value {
+    let mut body = json!({
+        "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
+        "seed": args.seed,
+    });
+    if chat {
+        body["messages"] = json!([{"role": "user", "content": args.text}]);
+    } else {
+        body["prompt"] = json!(args.text);
+    }
+    body
+}

@@ -1,0 +1,135 @@
+//! Progress on standard error: bars on a terminal, a plain line now and then elsewhere.
+
+use crate::units;
+use glinthawk_cluster::Engine;
+use glinthawk_jobs::Job;
+use glinthawk_model::catalogue::PullProgress;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// Between two plain lines.
+const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Between two updates of a bar.
+const BAR_INTERVAL: Duration = Duration::from_millis(100);
+
+fn bytes_bar() -> ProgressBar {
+    let template = "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta} left";
+    ProgressBar::new(0)
+        .with_style(ProgressStyle::with_template(template).expect("a valid template"))
+}
+
+/// Progress of a pull.
+pub struct PullBar(Option<ProgressBar>);
+
+impl PullBar {
+    /// Shows nothing until there is something to show.
+    pub fn new() -> Self {
+        Self(None)
+    }
+
+    /// Shows how far it is.
+    pub fn show(&mut self, progress: PullProgress<'_>) {
+        let bar = self.0.get_or_insert_with(|| {
+            eprintln!("fetching {}", progress.file);
+            bytes_bar()
+        });
+        bar.set_message(progress.file.to_owned());
+        bar.set_length(progress.bytes_total);
+        bar.set_position(progress.bytes_done);
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&mut self) {
+        if let Some(bar) = self.0.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Progress of loading weights.
+pub struct LoadBar(ProgressBar);
+
+impl LoadBar {
+    /// An empty bar.
+    pub fn new() -> Self {
+        Self(bytes_bar().with_message("loading"))
+    }
+
+    /// Shows how far it is.
+    pub fn show(&mut self, bytes_done: u64, bytes_total: u64) {
+        self.0.set_length(bytes_total);
+        self.0.set_position(bytes_done);
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// Progress of a job.
+pub struct JobProgress {
+    bar: ProgressBar,
+    started: Instant,
+    shown: Instant,
+    /// Lines done when this run began: they do not tell how fast it is.
+    resumed: Option<u64>,
+}
+
+impl JobProgress {
+    /// Begins to show a job.
+    pub fn new() -> Self {
+        let template = "{wide_bar} {pos}/{len} lines, {msg}";
+        let style = ProgressStyle::with_template(template).expect("a valid template");
+        let bar =
+            ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr()).with_style(style);
+        Self { bar, started: Instant::now(), shown: Instant::now(), resumed: None }
+    }
+
+    /// Shows how far the job is, if it is time.
+    pub fn show(&mut self, engine: &Engine, job: &Job) {
+        let resumed = *self.resumed.get_or_insert_with(|| job.progress().lines_done);
+        let terminal = std::io::stderr().is_terminal();
+        let interval = if terminal { BAR_INTERVAL } else { PLAIN_INTERVAL };
+        if self.shown.elapsed() < interval {
+            return;
+        }
+        self.shown = Instant::now();
+        let progress = job.progress();
+        let rate = engine.tokens_per_second();
+        let left = match progress.lines_total {
+            Some(total) => {
+                self.time_left(progress.lines_done - resumed, progress.lines_done, total)
+            }
+            None => String::new(),
+        };
+        if terminal {
+            self.bar.set_length(progress.lines_total.unwrap_or(progress.lines_done));
+            self.bar.set_position(progress.lines_done);
+            self.bar.set_message(format!("{rate:.0} tokens/s{left}"));
+        } else {
+            let total = progress
+                .lines_total
+                .map_or_else(String::new, |total| format!(" of {}", units::count(total)));
+            eprintln!(
+                "{}{total} lines, {rate:.0} tokens/s{left}",
+                units::count(progress.lines_done)
+            );
+        }
+    }
+
+    fn time_left(&self, fresh: u64, done: u64, total: u64) -> String {
+        if fresh == 0 {
+            return String::new();
+        }
+        let per_line_s = self.started.elapsed().as_secs_f64() / fresh as f64;
+        format!(", {} left", units::seconds(per_line_s * total.saturating_sub(done) as f64))
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,99 @@
+//! Numbers with units, as people write and read them.
+
+/// Parses a size such as `4GiB`, `500MB` or `1048576`.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let (number, unit) = split(text)?;
+    let factor: u64 = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        _ => return Err(format!("unknown unit \"{unit}\": use B, KiB, MiB, GiB, KB, MB or GB")),
+    };
+    scaled(number, factor).ok_or_else(|| format!("{text} is not a size this machine could have"))
+}
+
+fn split(text: &str) -> Result<(f64, &str), String> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let number = number.parse().map_err(|_| format!("\"{text}\" does not begin with a number"))?;
+    Ok((number, unit.trim()))
+}
+
+fn scaled(number: f64, factor: u64) -> Option<u64> {
+    let value = number * factor as f64;
+    (value >= 1.0 && value < u64::MAX as f64).then_some(value as u64)
+}
+
+/// A size for people: `1.5 GiB`.
+pub fn bytes(count: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", units[unit]) }
+}
+
+/// A duration for people: `850 ms`, `12.3 s`, `4 min 05 s`, `2 h 03 min`.
+pub fn seconds(value_s: f64) -> String {
+    let whole = value_s.round() as u64;
+    match value_s {
+        _ if value_s < 1.0 => format!("{:.0} ms", value_s * 1e3),
+        _ if value_s < 60.0 => format!("{value_s:.1} s"),
+        _ if value_s < 3600.0 => format!("{} min {:02} s", whole / 60, whole % 60),
+        _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
+    }
+}
+
+/// A count for people: `1,234,567`.
+pub fn count(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_parsed() {
+        let cases = [
+            ("4GiB", 4 << 30),
+            ("1.5k", 1536),
+            ("500MB", 500_000_000),
+            ("17", 17),
+            ("2 g", 2 << 30),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(parse_bytes(text), Ok(expected), "{text}");
+        }
+        for text in ["", "GiB", "4 parsecs", "0", "-1", "99999999999TiB"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(17), "17 B");
+        assert_eq!(seconds(0.25), "250 ms");
+        assert_eq!(seconds(245.0), "4 min 05 s");
+        assert_eq!(count(1_234_567), "1,234,567");
+        assert_eq!(count(999), "999");
+    }
+}

@@ -1,0 +1,46 @@
+//! Keeps an engine fed from a job and a job's output fed from the engine.
+
+use crate::engine::{Engine, EngineEvent};
+use crate::error::ClusterError;
+use glinthawk_jobs::{Job, Next};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long an idle engine waits for a line before it looks at the interrupt again.
+const WAIT_IDLE: Duration = Duration::from_millis(50);
+
+/// Runs a job to its end or until `interrupted` is set; calls `observe` after every batch.
+pub fn run_job(
+    engine: &mut Engine,
+    job: &mut Job,
+    interrupted: &AtomicBool,
+    observe: &mut dyn FnMut(&Engine, &Job),
+) -> Result<(), ClusterError> {
+    let mut exhausted = false;
+    while !interrupted.load(Ordering::Relaxed) {
+        while !exhausted && engine.wants_prompts() {
+            let wait = if engine.is_idle() { WAIT_IDLE } else { Duration::ZERO };
+            match job.next(wait)? {
+                Next::Prompt(prompt) => engine.submit(prompt),
+                Next::Later => break,
+                Next::Exhausted => exhausted = true,
+            }
+        }
+        for event in engine.advance()? {
+            match event {
+                EngineEvent::Token(id, generated) => {
+                    if let Some(tokens_kept) = job.token(id, &generated) {
+                        engine.stop(id, tokens_kept as usize);
+                    }
+                }
+                EngineEvent::Finished(completion) => job.finish(&completion)?,
+                EngineEvent::Rejected(id, rejection) => job.reject(id, &rejection.to_string())?,
+            }
+        }
+        observe(engine, job);
+        if exhausted && engine.is_idle() && job.is_idle() {
+            break;
+        }
+    }
+    Ok(())
+}

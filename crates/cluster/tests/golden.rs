@@ -1,0 +1,204 @@
+//! Golden outputs of the default model from an independent float32 reference, on every instruction
+//! set of this machine: the kernels teacher-forced, and the engine running free.
+
+use glinthawk_cluster::{Engine, EngineConfig, EngineEvent};
+use glinthawk_compute::{
+    AttendRow, ContextKernels, CpuContext, CpuWeights, Isa, ShardIn, ShardOut, SliceSpec, Threads,
+    WeightKernels,
+};
+use glinthawk_flight::{Buffer, PAGE_POSITIONS};
+use glinthawk_model::{Model, testing};
+use glinthawk_protocol::{Prompt, PromptId, Sampling};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A margin below this may go either way in bf16.
+const MARGIN_SURE: f32 = 0.25;
+
+/// Bound on the error of a logit. bf16 keeps 8 bits, so a logit near 25 carries about 0.1 from its
+/// last product alone; the sums of 30 layers add to it.
+const LOGIT_ERROR_MAX: f32 = 0.3;
+
+/// Rows of one prefill chunk in the teacher-forced pass.
+const CHUNK: usize = 256;
+
+#[derive(Deserialize)]
+struct Case {
+    id: String,
+    prompt_ids: Vec<u32>,
+    greedy_ids: Vec<u32>,
+    margins: Vec<f32>,
+    first_top10: Vec<(u32, f32)>,
+    sure_steps: usize,
+}
+
+fn cases() -> Vec<Case> {
+    let path =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/data/smollm2-135m-q4_1.greedy.json");
+    let text = std::fs::read_to_string(path).expect("the golden file is part of the project");
+    serde_json::from_str(&text).expect("the golden file is JSON")
+}
+
+struct Forward {
+    weights: CpuWeights,
+    context: CpuContext,
+    layers: usize,
+    qkv_width: usize,
+    query_width: usize,
+    vocab: usize,
+}
+
+impl Forward {
+    fn new(model: &Model, isa: Isa, positions_max: usize) -> Self {
+        let config = model.config();
+        let threads = Arc::new(Threads::new(2).expect("two threads"));
+        let spec = SliceSpec {
+            layers: 0..config.layers,
+            embeds: true,
+            classifies: true,
+            slab_rows: CHUNK,
+        };
+        let weights = CpuWeights::load(model, spec, isa, Arc::clone(&threads), &mut |_, _| ())
+            .expect("weights");
+        let pages = positions_max.div_ceil(PAGE_POSITIONS as usize);
+        let context = CpuContext::new(config, config.layers, pages, isa, threads).expect("pages");
+        Self {
+            weights,
+            context,
+            layers: config.layers,
+            qkv_width: config.qkv_width(),
+            query_width: config.query_width(),
+            vocab: config.vocab,
+        }
+    }
+
+    /// Logits after each position from `from` on, with all of `tokens` as given.
+    fn logits(&mut self, tokens: &[u32], from: usize) -> Vec<Vec<f32>> {
+        let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE_POSITIONS as usize) as u32).collect();
+        let mut all = Vec::new();
+        for (chunk, tokens) in tokens.chunks(CHUNK).enumerate() {
+            let start = chunk * CHUNK;
+            let positions: Vec<u32> =
+                (start..start + tokens.len()).map(|position| position as u32).collect();
+            self.layers(tokens, &positions, &pages);
+            for row in (0..tokens.len()).filter(|row| start + row >= from) {
+                let mut logits = vec![0.0; self.vocab];
+                self.weights.classify(&[row], &mut logits);
+                all.push(logits);
+            }
+        }
+        all
+    }
+
+    fn layers(&mut self, tokens: &[u32], positions: &[u32], pages: &[u32]) {
+        let slab = 0..tokens.len();
+        let mut qkv = Buffer::zeroed(tokens.len() * self.qkv_width * 2);
+        let mut attended = Buffer::zeroed(tokens.len() * self.query_width * 2);
+        let rows: Vec<AttendRow<'_>> = positions
+            .iter()
+            .map(|&position| AttendRow {
+                position,
+                pages: &pages[..=(position / PAGE_POSITIONS) as usize],
+            })
+            .collect();
+        self.weights.embed(slab.clone(), tokens);
+        for layer in 0..self.layers {
+            self.weights.pre_attention(
+                layer,
+                &mut [ShardOut { slab: slab.clone(), positions, qkv: &mut qkv }],
+            );
+            self.context.attend(layer, &rows, &qkv, &mut attended);
+            self.weights
+                .post_attention(layer, &[ShardIn { slab: slab.clone(), attended: &attended }]);
+        }
+    }
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+    best.expect("a vocabulary").0 as u32
+}
+
+fn check_teacher_forced(model: &Model, isa: Isa, cases: &[Case]) {
+    let longest = cases.iter().map(|case| case.prompt_ids.len() + case.greedy_ids.len()).max();
+    let mut forward = Forward::new(model, isa, longest.expect("cases"));
+    let mut error_max: f32 = 0.0;
+    for case in cases {
+        let tokens: Vec<u32> = case.prompt_ids.iter().chain(&case.greedy_ids).copied().collect();
+        let given = case.prompt_ids.len();
+        let steps = forward.logits(&tokens[..tokens.len() - 1], given - 1);
+        assert_eq!(steps.len(), case.greedy_ids.len());
+        for &(token, expected) in &case.first_top10 {
+            let error = (steps[0][token as usize] - expected).abs();
+            error_max = error_max.max(error);
+            assert!(
+                error <= LOGIT_ERROR_MAX,
+                "{isa:?}, {}: logit of {token} is off by {error}",
+                case.id
+            );
+        }
+        for (step, logits) in steps.iter().enumerate() {
+            if case.margins[step] >= MARGIN_SURE {
+                let (got, expected) = (argmax(logits), case.greedy_ids[step]);
+                assert_eq!(
+                    got, expected,
+                    "{isa:?}, {}, step {step}, margin {}",
+                    case.id, case.margins[step]
+                );
+            }
+        }
+    }
+    println!("{}: largest error of a top-ten logit {error_max:.3}", isa.name());
+}
+
+#[test]
+fn teacher_forced_tokens_and_first_logits_match_the_reference() {
+    let Some(path) = testing::default_model() else { return };
+    let model = Model::open(&path).expect("the default model opens");
+    let cases = cases();
+    for isa in Isa::available() {
+        check_teacher_forced(&model, isa, &cases);
+    }
+}
+
+#[test]
+fn engine_running_free_matches_the_reference_while_it_is_sure() {
+    let Some(path) = testing::default_model() else { return };
+    let model = Model::open(&path).expect("the default model opens");
+    let cases = cases();
+    let config = EngineConfig {
+        slices: 2,
+        lanes: 2,
+        batch: 24,
+        flights: 2,
+        chunk: 20,
+        context_memory_bytes: 256 << 20,
+        context_max: 2048,
+        isa: Isa::detect(),
+        threads: 2,
+    };
+    let mut engine = Engine::load(&model, config, &mut |_, _| ()).expect("the engine loads");
+    for (index, case) in cases.iter().enumerate() {
+        engine.submit(Prompt {
+            id: PromptId(index as u64),
+            tokens: case.prompt_ids.clone(),
+            tokens_max: case.greedy_ids.len() as u32,
+            stop_ids: model.config().eos_tokens.clone(),
+            sampling: Sampling::default(),
+            watched: false,
+        });
+    }
+    let mut outputs: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    while !engine.is_idle() {
+        for event in engine.advance().expect("the engine runs") {
+            let EngineEvent::Finished(completion) = event else { panic!("unexpected {event:?}") };
+            let tokens = completion.tokens.iter().map(|generated| generated.token);
+            outputs.insert(completion.id.0, tokens.collect());
+        }
+    }
+    for (index, case) in cases.iter().enumerate() {
+        let got = &outputs[&(index as u64)];
+        assert_eq!(got[..case.sure_steps], case.greedy_ids[..case.sure_steps], "{}", case.id);
+    }
+}

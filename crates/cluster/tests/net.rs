@@ -1,0 +1,265 @@
+//! The network controller between nodes that behave.
+
+mod net_support;
+
+use glinthawk_cluster::net::{
+    Bounds, ConnectError, Controller, Event, HandshakeError, LinkShape, LostReason, SendError,
+    Status, Timing, Token,
+};
+use glinthawk_flight::{Buffer, Kind, Limits, Message, Place, WireError};
+use net_support::*;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+/// Every kind of message, both ways, byte for byte; and the counters that must result.
+fn check_exchange(address: &str) {
+    let ((near, far_peer), (far, near_peer)) = pair_at(address, config("near"), config("far"));
+    for message in one_of_each() {
+        for ((from, to_peer), (to, from_peer)) in
+            [((&near, far_peer), (&far, near_peer)), ((&far, near_peer), (&near, far_peer))]
+        {
+            from.send(to_peer, message.clone()).unwrap();
+            let (peer, received) = next_message(to);
+            assert_eq!(peer, from_peer);
+            assert_eq!(wire(&received), wire(&message), "{}", message.kind());
+        }
+    }
+    for controller in [&near, &far] {
+        let [stats] = &controller.stats()[..] else { panic!("one peer, one line of statistics") };
+        for message in one_of_each() {
+            let received = stats.received(message.kind());
+            assert_eq!(received.messages, 1);
+            assert_eq!(received.bytes, message.header().wire_bytes() as u64);
+            assert_eq!(received.rows, message.rows() as u64);
+        }
+    }
+}
+
+#[test]
+fn every_kind_travels_both_ways_over_ipv4() {
+    check_exchange("127.0.0.1:0");
+}
+
+#[test]
+fn every_kind_travels_both_ways_over_ipv6() {
+    if let Err(error) = TcpListener::bind("[::1]:0") {
+        println!("skipped: no IPv6 loopback here: {error}");
+        return;
+    }
+    check_exchange("[::1]:0");
+}
+
+#[test]
+fn bytes_between_the_tiers_are_what_the_design_says() {
+    // SmolLM2-135M: D = 576, D_kv = 192.
+    let (out_bytes, back_bytes) = (2.0 * (576.0 + 2.0 * 192.0), 2.0 * 576.0);
+    let ((tier1, tier2_peer), (tier2, tier1_peer)) = pair(config("tier1"), config("tier2"));
+    for count in [32, 33, 64] {
+        let qkv = Buffer::zeroed(count * out_bytes as usize);
+        tier1.send(tier2_peer, Message::attend(Place::default(), &rows(count), qkv)).unwrap();
+        next_message(&tier2);
+        let attended = Buffer::zeroed(count * back_bytes as usize);
+        tier2.send(tier1_peer, Message::attended(Place::default(), count, attended)).unwrap();
+        next_message(&tier1);
+    }
+    let stats = &tier2.stats()[0];
+    let out = stats.received(Kind::Attend);
+    let back = tier1.stats()[0].received(Kind::Attended);
+    for (counter, bytes) in [(out, out_bytes), (back, back_bytes)] {
+        let framing = counter.bytes as f64 / counter.rows as f64 / bytes - 1.0;
+        assert!((0.0..0.02).contains(&framing), "framing is {framing}");
+    }
+}
+
+#[test]
+fn a_goodbye_comes_after_everything_that_was_sent() {
+    let ((near, far_peer), (far, near_peer)) = pair(config("near"), config("far"));
+    for flight in 0..500 {
+        near.send(far_peer, attended(flight, 1000)).unwrap();
+    }
+    near.shutdown();
+    for flight in 0..500 {
+        assert_eq!(next_message(&far).1.place().flight, flight);
+    }
+    assert_eq!(next_lost(&far), (near_peer, LostReason::Goodbye));
+    assert_eq!(far.send(near_peer, attended(0, 2)), Err(SendError::Gone(near_peer)));
+    assert_eq!(near.send(far_peer, attended(0, 2)), Err(SendError::Stopped));
+    assert!(near.recv(Duration::ZERO).is_none());
+}
+
+#[test]
+fn a_node_that_returns_is_another_peer() {
+    let far = Controller::start(config("far")).unwrap();
+    let address = far.listen("127.0.0.1:0").unwrap().to_string();
+    let identity_of = config("near");
+    let mut peers = Vec::new();
+    for _ in 0..3 {
+        let near = Controller::start(identity_of.clone()).unwrap();
+        near.connect(&address).unwrap();
+        peers.push(next_joined(&far));
+        drop(near);
+        assert_eq!(next_lost(&far), (*peers.last().unwrap(), LostReason::Goodbye));
+    }
+    peers.dedup();
+    assert_eq!(peers.len(), 3);
+}
+
+#[test]
+fn one_connection_per_pair() {
+    let far = Controller::start(config("far")).unwrap();
+    let address = far.listen("127.0.0.1:0").unwrap().to_string();
+    let near = Controller::start(config("near")).unwrap();
+    near.connect(&address).unwrap();
+    let refused = |result| match result {
+        Err(ConnectError::Handshake { source: HandshakeError::Refused(status), .. }) => status,
+        other => panic!("expected a refusal, got {other:?}"),
+    };
+    assert_eq!(refused(near.connect(&address)), Status::Connected);
+    // Nor with itself.
+    assert_eq!(refused(far.connect(&address)), Status::Connected);
+}
+
+#[test]
+fn a_full_node_refuses_further_peers() {
+    let bounds = Bounds { peers_max: 1, ..Bounds::default() };
+    let far =
+        Controller::start(glinthawk_cluster::net::Config { bounds, ..config("far") }).unwrap();
+    let address = far.listen("127.0.0.1:0").unwrap().to_string();
+    let nodes = [config("first"), config("second")].map(|c| Controller::start(c).unwrap());
+    nodes[0].connect(&address).unwrap();
+    let error = nodes[1].connect(&address).unwrap_err();
+    assert!(error.to_string().ends_with("refused by the other side: no room for another peer"));
+}
+
+#[test]
+fn a_wrong_token_is_told_to_the_dialler() {
+    let far = Controller::start(config("far")).unwrap();
+    let address = far.listen("127.0.0.1:0").unwrap().to_string();
+    let mut wrong = config("near");
+    wrong.token = Token::new("something else");
+    let error = Controller::start(wrong).unwrap().connect(&address).unwrap_err();
+    let expected =
+        format!("handshake with {address} failed: refused by the other side: wrong cluster token");
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn an_address_where_nobody_listens_is_unreachable() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let near = Controller::start(config("near")).unwrap();
+    assert!(matches!(near.connect(&address), Err(ConnectError::Unreachable { .. })));
+}
+
+#[test]
+fn the_smaller_limits_hold_for_both() {
+    let mut small = config("small");
+    small.limits = Limits { payload_bytes_max: 1000, ..Limits::default() };
+    let ((near, far_peer), (far, near_peer)) = pair(config("large"), small);
+    for (from, to) in [(&near, far_peer), (&far, near_peer)] {
+        from.send(to, attended(1, 1000)).unwrap();
+        let over = from.send(to, attended(2, 1002)).unwrap_err();
+        let SendError::OverLimit { source, .. } = over else { panic!("{over}") };
+        assert!(matches!(source, WireError::OverLimit { value: 1002, limit: 1000, .. }));
+    }
+    assert_eq!(next_message(&far).1.place().flight, 1);
+    assert_eq!(next_message(&near).1.place().flight, 1);
+}
+
+#[test]
+fn idle_nodes_keep_hearing_each_other() {
+    let mut quick = config("near");
+    quick.timing = Timing { heartbeat: Duration::from_millis(20), ..Timing::default() };
+    let far = glinthawk_cluster::net::Config { identity: config("far").identity, ..quick.clone() };
+    let ((near, _), (far, _)) = pair(quick, far);
+    let heartbeats =
+        |controller: &Controller| controller.stats()[0].received(Kind::Heartbeat).messages;
+    let start = Instant::now();
+    while heartbeats(&near) < 3 || heartbeats(&far) < 3 {
+        assert!(start.elapsed() < PATIENCE, "no heartbeats");
+        assert!(near.recv(Duration::from_millis(5)).is_none());
+    }
+    assert!(far.recv(Duration::ZERO).is_none());
+}
+
+/// A receiver that dawdles holds the sender back; neither side holds more than its bounds.
+#[test]
+fn back_pressure_bounds_both_sides() {
+    const MESSAGE_BYTES: usize = 64 << 10;
+    const MESSAGES: u32 = 600; // far more than the sockets between them hold
+    let bounds = Bounds { queue_bytes_max: 1 << 20, inbox_bytes_max: 1 << 20, ..Bounds::default() };
+    let bounded = |name| glinthawk_cluster::net::Config { bounds, ..config(name) };
+    let ((near, far_peer), (far, _)) = pair(bounded("near"), bounded("far"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut given = 0;
+            for flight in 0..MESSAGES {
+                near.send(far_peer, attended(flight, MESSAGE_BYTES)).unwrap();
+                given += MESSAGE_BYTES as u64;
+                let gone = near.stats()[0].sent_total().bytes;
+                assert!(given <= gone + (1 << 20) + 2 * MESSAGE_BYTES as u64);
+            }
+        });
+        let mut taken = 0;
+        for flight in 0..MESSAGES {
+            let held = far.stats()[0].received_total().bytes - taken;
+            assert!(held <= (1 << 20) + 2 * MESSAGE_BYTES as u64, "{held} bytes unread");
+            let (_, message) = next_message(&far);
+            assert_eq!(message.place().flight, flight);
+            taken += message.header().wire_bytes() as u64;
+        }
+    });
+}
+
+#[test]
+fn delay_pipelines_over_a_real_socket() {
+    const DELAY: Duration = Duration::from_millis(100);
+    const MESSAGES: u32 = 50;
+    let ((near, far_peer), (far, near_peer)) = pair(config("near"), config("far"));
+    for (controller, peer) in [(&near, far_peer), (&far, near_peer)] {
+        controller.shape(peer, LinkShape { delay: DELAY, bytes_per_second: None });
+    }
+    let start = Instant::now();
+    for flight in 0..MESSAGES {
+        near.send(far_peer, attended(flight, 1000)).unwrap();
+    }
+    for flight in 0..MESSAGES {
+        assert_eq!(next_message(&far).1.place().flight, flight);
+        far.send(near_peer, attended(flight, 1000)).unwrap();
+    }
+    for flight in 0..MESSAGES {
+        assert_eq!(next_message(&near).1.place().flight, flight);
+    }
+    let elapsed = start.elapsed();
+    assert!(elapsed >= 2 * DELAY, "there and back took {elapsed:?}");
+    // One after the other they would take a hundred delays.
+    assert!(elapsed < DELAY * MESSAGES, "{MESSAGES} messages took {elapsed:?}");
+}
+
+#[test]
+fn bandwidth_queues_over_a_real_socket() {
+    let ((near, far_peer), (far, _)) = pair(config("near"), config("far"));
+    let shape = LinkShape { delay: Duration::ZERO, bytes_per_second: Some(1_000_000) };
+    near.shape(far_peer, shape);
+    let start = Instant::now();
+    let mut bytes = 0;
+    for flight in 0..20 {
+        let message = attended(flight, 10_000);
+        bytes += message.header().wire_bytes();
+        near.send(far_peer, message).unwrap();
+    }
+    for _ in 0..20 {
+        next_message(&far);
+    }
+    assert!(start.elapsed() >= Duration::from_micros(bytes as u64), "faster than the link");
+}
+
+#[test]
+fn events_of_a_peer_come_in_order() {
+    let ((near, far_peer), (far, near_peer)) = pair(config("near"), config("far"));
+    near.send(far_peer, attended(1, 100)).unwrap();
+    near.shutdown();
+    let events: Vec<Event> = std::iter::from_fn(|| far.recv(PATIENCE)).take(2).collect();
+    assert!(matches!(&events[..],
+        [Event::Message { peer: sender, .. }, Event::Lost { peer: leaver, .. }]
+            if *sender == near_peer && *leaver == near_peer));
+}

@@ -1,0 +1,228 @@
+//! The network controller among peers that do not behave: one clear line each, and it goes on.
+
+mod net_support;
+
+use glinthawk_cluster::net::{
+    Bounds, Config, Controller, Hello, LostReason, SendError, Status, Timing,
+};
+use glinthawk_flight::{Buffer, HEADER_BYTES, Limits, Message, Place};
+use net_support::*;
+use std::net::{Shutdown, SocketAddr};
+use std::time::Duration;
+
+/// A node that listens, with limits small enough to pass.
+fn listening(timing: Timing) -> (Controller, SocketAddr) {
+    capture_log();
+    let limits = Limits { rows_max: 100, table_bytes_max: 10_000, payload_bytes_max: 100_000 };
+    let controller = Controller::start(Config { limits, timing, ..config("victim") }).unwrap();
+    let address = controller.listen("127.0.0.1:0").unwrap();
+    (controller, address)
+}
+
+/// A well-behaved node still gets in and is still served.
+fn check_goes_on(victim: &Controller, address: SocketAddr) {
+    let friend = Controller::start(config("friend")).unwrap();
+    let (victim_peer, _) = friend.connect(&address.to_string()).unwrap();
+    let friend_peer = next_joined(victim);
+    friend.send(victim_peer, attended(42, 1000)).unwrap();
+    let (peer, message) = next_message(victim);
+    assert_eq!((peer, message.place().flight), (friend_peer, 42));
+    friend.shutdown();
+    assert_eq!(next_lost(victim), (friend_peer, LostReason::Goodbye));
+}
+
+fn check_one_line(address: SocketAddr, expected: &str) {
+    let lines = log_lines(address);
+    assert_eq!(lines.len(), 1, "lines about {address}: {lines:#?}");
+    assert!(lines[0].contains("WARN") && lines[0].contains(expected), "{}", lines[0]);
+}
+
+fn noise(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed;
+    let step = |_| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..bytes).map(step).collect()
+}
+
+/// What a stranger says instead of a hello, whether it then hangs up, and the line it earns.
+#[test]
+fn strangers_are_refused_with_one_line() {
+    let hello = Hello::encode(&config("stranger"), Status::Hello).to_vec();
+    let changed = |at: usize, value: u8| {
+        let mut bytes = hello.clone();
+        bytes[at] = value;
+        bytes
+    };
+    let mut endless = hello.clone();
+    endless[40] ^= 1;
+    endless.extend(noise(1 << 20, 3));
+    let cases: [(Vec<u8>, bool, &str); 9] = [
+        (b"GET / HTTP/1.1\r\nhost: example\r\n\r\n".to_vec(), false, "not a glinthawk hello"),
+        (changed(0, b'X'), false, "not a glinthawk hello"),
+        (noise(100, 1), false, "not a glinthawk hello"),
+        (noise(1 << 20, 2), false, "not a glinthawk hello"),
+        (changed(4, 99), false, "protocol version 99, this node speaks 1"),
+        (changed(63, hello[63] ^ 1), false, "wrong cluster token"),
+        (endless, false, "wrong cluster token"),
+        (hello[..50].to_vec(), true, "closed after 50 bytes of 128"),
+        (Vec::new(), true, "closed after 0 bytes of 128"),
+    ];
+    let (victim, address) = listening(Timing::default());
+    for (bytes, hangs_up, expected) in cases {
+        let mut stranger = RawPeer::dial(address);
+        stranger.say(&bytes);
+        if hangs_up {
+            stranger.stream.shutdown(Shutdown::Write).unwrap();
+        }
+        let heard = stranger.listen_to_the_end();
+        assert!(heard.len() <= 128, "a stranger was told {} bytes", heard.len());
+        check_one_line(stranger.address, expected);
+    }
+    assert!(victim.stats().is_empty());
+    check_goes_on(&victim, address);
+}
+
+#[test]
+fn a_peer_that_says_nothing_is_dropped() {
+    let timing = Timing { handshake: Duration::from_millis(100), ..Timing::default() };
+    let (victim, address) = listening(timing);
+    // More than there are places in the handshake: the others wait their turn and are dropped too.
+    let places = Bounds::default().handshakes_max;
+    let mut silent: Vec<RawPeer> = (0..places + 3).map(|_| RawPeer::dial(address)).collect();
+    let mut slow = RawPeer::dial(address);
+    slow.say(&Hello::encode(&config("slow"), Status::Hello)[..127]);
+    for peer in &mut silent {
+        assert!(peer.listen_to_the_end().is_empty());
+        check_one_line(peer.address, "no complete hello within 100ms: 0 bytes of 128");
+    }
+    slow.listen_to_the_end();
+    check_one_line(slow.address, "no complete hello within 100ms: 127 bytes of 128");
+    let friend = Controller::start(config("friend")).unwrap();
+    friend.connect(&address.to_string()).unwrap();
+    next_joined(&victim);
+}
+
+/// What a known node sends instead of messages, and how it is lost.
+#[test]
+fn garbled_messages_lose_their_sender_only() {
+    let good = wire(&Message::attend(Place::default(), &rows(3), Buffer::zeroed(3 * 200)));
+    let patched = |at: usize, value: u32| {
+        let mut bytes = good.clone();
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        let checksum = crc32(&bytes[..HEADER_BYTES - 4]);
+        bytes[HEADER_BYTES - 4..HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    };
+    let mut flipped_header = good.clone();
+    flipped_header[45] ^= 4;
+    let mut flipped_payload = good.clone();
+    *flipped_payload.last_mut().unwrap() ^= 4;
+    let mut after_a_good_one = good.clone();
+    after_a_good_one.extend(noise(1000, 5));
+    let cases: [(Vec<u8>, &str); 11] = [
+        (noise(5000, 4), "not a glinthawk message"),
+        (after_a_good_one, "not a glinthawk message"),
+        (patched(4, 0x0001_0063), "protocol version 99, this node speaks 1"),
+        (patched(6, 200), "unknown message kind 200"),
+        (flipped_header, "header checksum"),
+        (flipped_payload, "attend body checksum"),
+        (patched(48, u32::MAX), "attend with payload bytes 4294967295, agreed limit is 100000"),
+        (patched(44, 10_001), "attend with table bytes 10001, agreed limit is 10000"),
+        (patched(40, 4), "attend of 4 rows with table bytes 36: must be 12 a row"),
+        (good[..40].to_vec(), "closed the connection after 40 of a message's 64 bytes"),
+        (good[..300].to_vec(), "closed the connection after 300 of a message's 700 bytes"),
+    ];
+    let (victim, address) = listening(Timing::default());
+    for (bytes, expected) in cases {
+        let mut traitor = RawPeer::join(address, &config("traitor"));
+        let traitor_peer = next_joined(&victim);
+        traitor.say(&bytes);
+        traitor.stream.shutdown(Shutdown::Write).unwrap_or_default();
+        if bytes.starts_with(&good) {
+            assert_eq!(next_message(&victim).0, traitor_peer);
+        }
+        let (peer, reason) = next_lost(&victim);
+        assert_eq!(peer, traitor_peer);
+        assert!(reason.to_string().contains(expected), "{reason}");
+        assert_ne!(reason, LostReason::Goodbye);
+        check_one_line(traitor.address, expected);
+    }
+    check_goes_on(&victim, address);
+}
+
+/// The same checksum as the wire's, bit by bit: a liar can compute it too.
+fn crc32(bytes: &[u8]) -> u32 {
+    let step = |crc: u32| if crc & 1 == 1 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 };
+    let byte = |crc: u32, byte: &u8| (0..8).fold(crc ^ u32::from(*byte), |crc, _| step(crc));
+    !bytes.iter().fold(!0, byte)
+}
+
+#[test]
+fn a_known_node_that_falls_silent_is_lost() {
+    let timing = Timing { silence: Duration::from_millis(100), ..Timing::default() };
+    let (victim, address) = listening(timing);
+    let mut silent = RawPeer::join(address, &config("silent"));
+    let silent_peer = next_joined(&victim);
+    let (peer, reason) = next_lost(&victim);
+    assert_eq!(peer, silent_peer);
+    assert!(matches!(reason, LostReason::Silent(silence) if silence >= Duration::from_millis(100)));
+    silent.listen_to_the_end();
+    check_one_line(silent.address, "not heard for");
+}
+
+/// A peer that stops reading fills its bounded queue, blocks the sender, and is lost.
+#[test]
+fn a_peer_that_stops_reading_is_lost() {
+    capture_log();
+    const QUEUE_BYTES: usize = 1 << 20;
+    const MESSAGE_BYTES: usize = 64 << 10;
+    let timing = Timing { stall: Duration::from_millis(200), ..Timing::default() };
+    let bounds = Bounds { queue_bytes_max: QUEUE_BYTES, ..Bounds::default() };
+    let victim = Controller::start(Config { timing, bounds, ..config("victim") }).unwrap();
+    let address = victim.listen("127.0.0.1:0").unwrap();
+    let deaf = RawPeer::join(address, &config("deaf"));
+    let deaf_peer = next_joined(&victim);
+    let mut given = 0;
+    let error = loop {
+        match victim.send(deaf_peer, attended(0, MESSAGE_BYTES)) {
+            Ok(()) => given += MESSAGE_BYTES,
+            Err(error) => break error,
+        }
+        assert!(given < 1 << 30, "a gigabyte went to a peer that reads nothing");
+    };
+    assert_eq!(error, SendError::Gone(deaf_peer));
+    // Never more waited than the queue's bound; the rest was in the sockets' buffers.
+    let sent = victim.stats()[0].sent_total().bytes as usize;
+    assert!(given <= sent + QUEUE_BYTES + MESSAGE_BYTES, "{given} given, {sent} sent");
+    let (peer, reason) = next_lost(&victim);
+    assert_eq!(peer, deaf_peer);
+    assert!(matches!(reason, LostReason::Stalled(_)), "{reason}");
+    check_one_line(deaf.address, "took no bytes for");
+    check_goes_on(&victim, address);
+}
+
+/// A shutdown ends in time even where a peer does not read, and frees whoever waits in `send`.
+#[test]
+fn a_peer_that_stops_reading_cannot_hold_up_a_shutdown() {
+    let timing = Timing { farewell: Duration::from_millis(100), ..Timing::default() };
+    let bounds = Bounds { queue_bytes_max: 1 << 20, ..Bounds::default() };
+    let victim = Controller::start(Config { timing, bounds, ..config("victim") }).unwrap();
+    let address = victim.listen("127.0.0.1:0").unwrap();
+    let _deaf = RawPeer::join(address, &config("deaf"));
+    let deaf_peer = next_joined(&victim);
+    std::thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            loop {
+                if let Err(error) = victim.send(deaf_peer, attended(0, 64 << 10)) {
+                    return error;
+                }
+            }
+        });
+        victim.shutdown();
+        let error = flood.join().unwrap();
+        assert!(matches!(error, SendError::Stopped | SendError::Gone(_)), "{error}");
+    });
+}

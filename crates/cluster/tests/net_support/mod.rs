@@ -1,0 +1,175 @@
+//! Shared by the network tests: controllers on loopback, a peer of raw bytes, captured log lines.
+#![allow(dead_code)] // each test binary uses its own part
+
+use glinthawk_cluster::net::{
+    Config, Controller, Event, HELLO_BYTES, Hello, LostReason, Peer, Status, Token,
+};
+use glinthawk_flight::{Buffer, Kind, Message, Place, Pool, Row};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex, Once};
+use std::time::Duration;
+
+/// Longer than anything here takes; reached only when a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+pub fn config(name: &str) -> Config {
+    Config::new(name, Token::new("the cluster's secret"), Arc::new(Pool::new(64)))
+}
+
+pub fn next(controller: &Controller) -> Event {
+    controller.recv(PATIENCE).expect("an event arrives")
+}
+
+pub fn next_message(controller: &Controller) -> (Peer, Message) {
+    match next(controller) {
+        Event::Message { peer, message, .. } => (peer, message),
+        other => panic!("expected a message, got {other:?}"),
+    }
+}
+
+pub fn next_joined(controller: &Controller) -> Peer {
+    match next(controller) {
+        Event::Joined { peer, .. } => peer,
+        other => panic!("expected a node to join, got {other:?}"),
+    }
+}
+
+pub fn next_lost(controller: &Controller) -> (Peer, LostReason) {
+    match next(controller) {
+        Event::Lost { peer, reason } => (peer, reason),
+        other => panic!("expected a node to be lost, got {other:?}"),
+    }
+}
+
+/// A controller that dialled another: ((dialler, its peer), (listener, its peer)).
+pub fn pair(near: Config, far: Config) -> ((Controller, Peer), (Controller, Peer)) {
+    pair_at("127.0.0.1:0", near, far)
+}
+
+pub fn pair_at(
+    address: &str,
+    near: Config,
+    far: Config,
+) -> ((Controller, Peer), (Controller, Peer)) {
+    let (near, far) = (Controller::start(near).unwrap(), Controller::start(far).unwrap());
+    let address = far.listen(address).unwrap();
+    let (far_peer, identity) = near.connect(&address.to_string()).unwrap();
+    assert_eq!(&identity, far.identity());
+    let near_peer = next_joined(&far);
+    ((near, far_peer), (far, near_peer))
+}
+
+/// A message of one row with this much payload, recognisable by its flight.
+pub fn attended(flight: u32, payload_bytes: usize) -> Message {
+    let place = Place { flight, ..Place::default() };
+    Message::attended(place, 1, Buffer::zeroed(payload_bytes))
+}
+
+pub fn rows(count: usize) -> Vec<Row> {
+    let row = |i: usize| Row { slot: i as u32, position: 7, page: i as u32 / 2, token: 100 };
+    (0..count).map(row).collect()
+}
+
+/// A peer that says whatever bytes it is told to.
+pub struct RawPeer {
+    pub stream: TcpStream,
+    pub address: SocketAddr,
+}
+
+impl RawPeer {
+    pub fn dial(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let address = stream.local_addr().unwrap();
+        Self { stream, address }
+    }
+
+    /// Dials and shakes hands like one of ours.
+    pub fn join(address: SocketAddr, config: &Config) -> Self {
+        let mut peer = Self::dial(address);
+        peer.say(&Hello::encode(config, Status::Hello));
+        let mut welcome = [0; HELLO_BYTES];
+        peer.stream.read_exact(&mut welcome).unwrap();
+        Hello::decode(&welcome, &config.token, Status::Welcome).unwrap();
+        peer
+    }
+
+    /// Writes; a peer that was already sent away may find the door closed.
+    pub fn say(&mut self, bytes: &[u8]) {
+        let _ = self.stream.write_all(bytes);
+    }
+
+    /// Reads until the other side closes.
+    pub fn listen_to_the_end(&mut self) -> Vec<u8> {
+        let mut heard = Vec::new();
+        match self.stream.read_to_end(&mut heard) {
+            Ok(_) => heard,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => heard,
+            Err(error) => panic!("the connection was not closed: {error}"),
+        }
+    }
+}
+
+/// A message's bytes as they travel.
+pub fn wire(message: &Message) -> Vec<u8> {
+    [&message.seal(), message.table(), message.payload().bytes()].concat()
+}
+
+static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+static LOG_STARTED: Once = Once::new();
+
+struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        LOG.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Starts collecting warnings of the whole test binary.
+pub fn capture_log() {
+    LOG_STARTED.call_once(|| {
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::WARN)
+            .with_ansi(false)
+            .with_writer(|| LogWriter)
+            .init();
+    });
+}
+
+/// The log lines about a peer.
+pub fn log_lines(address: SocketAddr) -> Vec<String> {
+    let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
+    let needle = format!("address={address}");
+    log.lines()
+        .filter(|line| line.split(' ').any(|word| word == needle))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Kinds that carry work, for tests over all of them.
+pub fn one_of_each() -> Vec<Message> {
+    use glinthawk_flight::Shard;
+    let place =
+        Place { flight: 3, epoch: 1 << 40, step: 9, layer: 5, lane: 1, start: 2, held_us: 77 };
+    let rows = rows(4);
+    let shards = [Shard { lane: 0, start: 0, len: 1 }, Shard { lane: 1, start: 1, len: 3 }];
+    let mut payload = Buffer::zeroed(4 * 32);
+    payload.bytes_mut().iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
+    let messages = vec![
+        Message::attend(place, &rows, payload.clone()),
+        Message::attended(place, 4, payload.clone()),
+        Message::hop(place, &rows, &shards, b"sampling", payload.clone()),
+        Message::launch(place, &rows, &shards, b"sampling"),
+        Message::home(place, b"tokens".to_vec()),
+        Message::control(place, b"control".to_vec(), payload),
+    ];
+    assert!(messages.iter().all(|m| !matches!(m.kind(), Kind::Heartbeat | Kind::Goodbye)));
+    messages
+}

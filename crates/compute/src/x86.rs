@@ -1,0 +1,55 @@
+//! The x86-64 backend: one packed layout and one structure for AVX2, AVX-512, AVX512-BF16 and AMX,
+//! which differ only in their innermost loops.
+
+mod amx;
+mod attention;
+mod context;
+mod epilogue;
+mod functions;
+mod lanes;
+mod norm;
+mod pack;
+mod product;
+mod tiles;
+mod vector;
+mod weights;
+
+pub(crate) use context::X86Context;
+pub(crate) use weights::X86Weights;
+
+/// Makes a function that runs its generic twin, compiled for the instruction set it is asked for.
+macro_rules! for_each_isa {
+    ($(#[$meta:meta])* fn $name:ident = $generic:ident($($argument:ident: $kind:ty),* $(,)?)) => {
+        $(#[$meta])*
+        ///
+        /// # Safety
+        /// The machine has `isa`, and the arguments are as the generic function wants them.
+        pub(super) unsafe fn $name(isa: $crate::Isa, $($argument: $kind),*) {
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn avx2($($argument: $kind),*) {
+                // SAFETY: as promised by the caller.
+                unsafe { $generic::<$crate::x86::lanes::Ymm2>($($argument),*) }
+            }
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+            unsafe fn avx512($($argument: $kind),*) {
+                // SAFETY: as promised by the caller.
+                unsafe { $generic::<$crate::x86::lanes::Zmm>($($argument),*) }
+            }
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+            unsafe fn avx512bf16($($argument: $kind),*) {
+                // SAFETY: as promised by the caller.
+                unsafe { $generic::<$crate::x86::lanes::ZmmBf16>($($argument),*) }
+            }
+            // SAFETY: as promised by the caller.
+            unsafe {
+                match isa {
+                    $crate::Isa::Portable => unreachable!("the portable backend has its own code"),
+                    $crate::Isa::Avx2 => avx2($($argument),*),
+                    $crate::Isa::Avx512 => avx512($($argument),*),
+                    $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => avx512bf16($($argument),*),
+                }
+            }
+        }
+    };
+}
+use for_each_isa;

@@ -1,0 +1,184 @@
+//! AMX: configuration of the tiles, and the innermost loops, each one block of assembly.
+//!
+//! The loop over k stands inside the block, so that nothing of the compiler's can come between the
+//! tiles. Tiles 0 to 3 hold results, 4 and 5 left operands, 6 and 7 right operands.
+
+use super::product::Chunk;
+use super::tiles::{RESULT_TILE, TILE_ROWS};
+use half::bf16;
+use std::arch::asm;
+
+/// Bytes between the rows of a tile that lies in one piece.
+const ROW_BYTES: usize = 64;
+
+/// What `ldtilecfg` reads.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// The right to use tiles on this thread; dropping it gives their state back, so that the kernel
+/// need not save 8 KiB at every switch.
+pub(super) struct Tiles(());
+
+impl Tiles {
+    /// All tiles whole: 16 rows of 64 bytes.
+    ///
+    /// # Safety
+    /// The machine has AMX and the process may use it.
+    pub(super) unsafe fn whole() -> Self {
+        // SAFETY: as promised by the caller.
+        unsafe { Self::configure([ROW_BYTES as u16; 8], [TILE_ROWS as u8; 8]) }
+    }
+
+    /// # Safety
+    /// As `whole`; no tile exceeds 16 rows of 64 bytes.
+    pub(super) unsafe fn configure(row_bytes: [u16; 8], rows: [u8; 8]) -> Self {
+        let mut configuration =
+            Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        configuration.row_bytes[..8].copy_from_slice(&row_bytes);
+        configuration.rows[..8].copy_from_slice(&rows);
+        // SAFETY: a valid configuration, 64 bytes, that lives across the instruction.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
+        Self(())
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: tiles were configured on this thread; nobody reads them any more.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+/// Operands of one innermost loop: up to two row blocks against up to two panels.
+struct Loop {
+    left: [*const bf16; 2],
+    right: [*const bf16; 2],
+    /// Result tiles in the order (block, panel).
+    result: [*mut f32; 4],
+    steps: usize,
+    accumulate: bool,
+}
+
+/// Loads result tiles or clears them, runs `$body` for every step, stores the tiles.
+macro_rules! tile_loop {
+    ($work:expr, [$(($tile:literal, $result:expr)),+], [$($body:literal),+]) => {
+        // SAFETY: the caller's `Loop` points at whole tiles of every step; tiles are configured.
+        unsafe {
+            let work = $work;
+            if work.accumulate {
+                $(asm!(concat!("tileloadd tmm", $tile, ", [{result} + {row}*1]"),
+                    result = in(reg) work.result[$result], row = in(reg) ROW_BYTES, options(nostack, readonly));)+
+            } else {
+                $(asm!(concat!("tilezero tmm", $tile), options(nostack, nomem));)+
+            }
+            asm!(
+                ".p2align 5",
+                "2:",
+                $($body,)+
+                "add {left_0}, 1024",
+                "add {left_1}, 1024",
+                "add {right_0}, 1024",
+                "add {right_1}, 1024",
+                "dec {steps}",
+                "jnz 2b",
+                left_0 = inout(reg) work.left[0] => _,
+                left_1 = inout(reg) work.left[1] => _,
+                right_0 = inout(reg) work.right[0] => _,
+                right_1 = inout(reg) work.right[1] => _,
+                steps = inout(reg) work.steps => _,
+                row = in(reg) ROW_BYTES,
+                options(nostack, readonly),
+            );
+            $(asm!(concat!("tilestored [{result} + {row}*1], tmm", $tile),
+                result = in(reg) work.result[$result], row = in(reg) ROW_BYTES, options(nostack));)+
+        }
+    };
+}
+
+unsafe fn two_by_two(work: &Loop) {
+    tile_loop!(work, [("0", 0), ("1", 1), ("2", 2), ("3", 3)], [
+        "tileloadd tmm6, [{right_0} + {row}*1]",
+        "tileloadd tmm4, [{left_0} + {row}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm7, [{right_1} + {row}*1]",
+        "tdpbf16ps tmm1, tmm4, tmm7",
+        "tileloadd tmm5, [{left_1} + {row}*1]",
+        "tdpbf16ps tmm2, tmm5, tmm6",
+        "tdpbf16ps tmm3, tmm5, tmm7"
+    ]);
+}
+
+unsafe fn one_by_two(work: &Loop) {
+    tile_loop!(work, [("0", 0), ("1", 1)], [
+        "tileloadd tmm4, [{left_0} + {row}*1]",
+        "tileloadd tmm6, [{right_0} + {row}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm7, [{right_1} + {row}*1]",
+        "tdpbf16ps tmm1, tmm4, tmm7"
+    ]);
+}
+
+unsafe fn two_by_one(work: &Loop) {
+    tile_loop!(work, [("0", 0), ("2", 2)], [
+        "tileloadd tmm6, [{right_0} + {row}*1]",
+        "tileloadd tmm4, [{left_0} + {row}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm5, [{left_1} + {row}*1]",
+        "tdpbf16ps tmm2, tmm5, tmm6"
+    ]);
+}
+
+unsafe fn one_by_one(work: &Loop) {
+    tile_loop!(work, [("0", 0)], [
+        "tileloadd tmm4, [{left_0} + {row}*1]",
+        "tileloadd tmm6, [{right_0} + {row}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6"
+    ]);
+}
+
+/// Multiplies one chunk of a product.
+///
+/// # Safety
+/// Tiles are configured whole on this thread; the chunk describes live operands, and its rows are
+/// backed by whole row blocks.
+pub(super) unsafe fn multiply(chunk: &Chunk) {
+    let blocks = chunk.rows.div_ceil(TILE_ROWS);
+    for panel in (0..chunk.panels).step_by(2) {
+        for block in (0..blocks).step_by(2) {
+            let (two_blocks, two_panels) = (block + 1 < blocks, panel + 1 < chunk.panels);
+            // Where there is no second block or panel, its pointer repeats the first and is not read.
+            let second = |first: usize, is: bool| first + usize::from(is);
+            // SAFETY: blocks and panels inside the chunk, as promised by the caller.
+            unsafe {
+                let left = |block| chunk.left.add(block * chunk.left_block);
+                let right = |panel| chunk.right.add(panel * chunk.right_panel);
+                let result = |block, panel| chunk.result.add((block * chunk.panels + panel) * RESULT_TILE);
+                let (block_1, panel_1) = (second(block, two_blocks), second(panel, two_panels));
+                let work = Loop {
+                    left: [left(block), left(block_1)],
+                    right: [right(panel), right(panel_1)],
+                    result: [
+                        result(block, panel),
+                        result(block, panel_1),
+                        result(block_1, panel),
+                        result(block_1, panel_1),
+                    ],
+                    steps: chunk.steps,
+                    accumulate: chunk.accumulate,
+                };
+                match (two_blocks, two_panels) {
+                    (true, true) => two_by_two(&work),
+                    (false, true) => one_by_two(&work),
+                    (true, false) => two_by_one(&work),
+                    (false, false) => one_by_one(&work),
+                }
+            }
+        }
+    }
+}

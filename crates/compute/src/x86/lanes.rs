@@ -1,0 +1,368 @@
+//! Sixteen f32 at a time: one small vocabulary for AVX2 (two registers), AVX-512 and AVX512-BF16,
+//! in which everything around the matrix tiles is written once.
+//!
+//! Every function is `#[inline(always)]` into a caller compiled for the instruction set, and unsafe
+//! because only that caller can know that the machine has it.
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one reason for all: intrinsics of an instruction set, and pointers, that the caller vouches for"
+)]
+
+use half::bf16;
+use std::arch::x86_64::*;
+
+/// Values in one [`Lanes`].
+pub(super) const LANES: usize = 16;
+
+/// Sixteen f32, and how pairs of bf16 are multiplied into them.
+pub(super) trait Lanes: Copy {
+    /// Sixteen pairs of neighbouring bf16, in whatever form `dot_pairs` likes best.
+    type Pairs: Copy;
+
+    /// Rows that `dot_rows` keeps in registers at a time.
+    const ROWS: usize;
+
+    unsafe fn splat(value: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn store(self, into: *mut f32);
+    unsafe fn load_bf16(from: *const bf16) -> Self;
+    /// Rounds to nearest, ties to even.
+    unsafe fn store_bf16(self, into: *mut bf16);
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn subtract(self, other: Self) -> Self;
+    unsafe fn multiply(self, other: Self) -> Self;
+    /// self · factor + addend
+    unsafe fn multiply_add(self, factor: Self, addend: Self) -> Self;
+    unsafe fn max(self, other: Self) -> Self;
+    unsafe fn min(self, other: Self) -> Self;
+    /// `then` where self > other, else `otherwise`.
+    unsafe fn if_greater(self, other: Self, then: Self, otherwise: Self) -> Self;
+    /// self · 2^n, where `shifted` is n + 1.5 · 2^23.
+    unsafe fn scale_by_power(self, shifted: Self) -> Self;
+    /// A first guess at 1 / self, within an eighth of it, by arithmetic on its bits.
+    unsafe fn guess_reciprocal(self) -> Self;
+
+    /// Sixteen pairs, 64 bytes.
+    unsafe fn load_pairs(from: *const bf16) -> Self::Pairs;
+    /// One pair, sixteen times.
+    unsafe fn splat_pair(from: *const bf16) -> Self::Pairs;
+    /// self + a.0 · b.0 + a.1 · b.1, lane by lane, in an order of the instruction set's own.
+    unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self;
+
+    /// Lanes in order, as an array.
+    #[inline(always)]
+    unsafe fn to_array(self) -> [f32; LANES] {
+        let mut array = [0.0; LANES];
+        // SAFETY: the array has room for all lanes.
+        unsafe { self.store(array.as_mut_ptr()) };
+        array
+    }
+
+    /// Sum of all lanes, in one fixed order.
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: as promised by the caller.
+        let array = unsafe { self.to_array() };
+        let fold = |from: usize| (array[from] + array[from + 8]) + (array[from + 4] + array[from + 12]);
+        (fold(0) + fold(2)) + (fold(1) + fold(3))
+    }
+
+    /// Largest of all lanes.
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: as promised by the caller.
+        let array = unsafe { self.to_array() };
+        array.into_iter().fold(f32::NEG_INFINITY, |largest, value| if value > largest { value } else { largest })
+    }
+}
+
+/// AVX-512: bf16 pairs come apart by shift and mask.
+#[derive(Clone, Copy)]
+pub(super) struct Zmm(__m512);
+
+/// AVX-512 with bf16 dot products.
+#[derive(Clone, Copy)]
+pub(super) struct ZmmBf16(__m512);
+
+macro_rules! zmm_common {
+    () => {
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            unsafe { Self(_mm512_set1_ps(value)) }
+        }
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            unsafe { Self(_mm512_loadu_ps(from)) }
+        }
+        #[inline(always)]
+        unsafe fn store(self, into: *mut f32) {
+            unsafe { _mm512_storeu_ps(into, self.0) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(from: *const bf16) -> Self {
+            unsafe {
+                let halves = _mm256_loadu_si256(from.cast());
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))))
+            }
+        }
+        #[inline(always)]
+        unsafe fn add(self, other: Self) -> Self {
+            unsafe { Self(_mm512_add_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn subtract(self, other: Self) -> Self {
+            unsafe { Self(_mm512_sub_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn multiply(self, other: Self) -> Self {
+            unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn multiply_add(self, factor: Self, addend: Self) -> Self {
+            unsafe { Self(_mm512_fmadd_ps(self.0, factor.0, addend.0)) }
+        }
+        #[inline(always)]
+        unsafe fn max(self, other: Self) -> Self {
+            unsafe { Self(_mm512_max_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn min(self, other: Self) -> Self {
+            unsafe { Self(_mm512_min_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn if_greater(self, other: Self, then: Self, otherwise: Self) -> Self {
+            unsafe {
+                let greater = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, other.0);
+                Self(_mm512_mask_blend_ps(greater, otherwise.0, then.0))
+            }
+        }
+        #[inline(always)]
+        unsafe fn scale_by_power(self, shifted: Self) -> Self {
+            unsafe {
+                let power = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted.0));
+                Self(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(self.0), power)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn guess_reciprocal(self) -> Self {
+            unsafe {
+                let magic = _mm512_set1_epi32(RECIPROCAL_MAGIC);
+                Self(_mm512_castsi512_ps(_mm512_sub_epi32(magic, _mm512_castps_si512(self.0))))
+            }
+        }
+    };
+}
+
+/// Subtracting a positive float's bits from this gives those of its reciprocal, within an eighth.
+const RECIPROCAL_MAGIC: i32 = 0x7ef3_11c7;
+const HIGH_HALF: i32 = 0xffff_0000_u32 as i32;
+
+impl Lanes for Zmm {
+    type Pairs = (__m512, __m512);
+    const ROWS: usize = 8;
+    zmm_common!();
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, into: *mut bf16) {
+        unsafe {
+            let bits = _mm512_castps_si512(self.0);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            // NaN keeps its high bits, made quiet, so that rounding cannot carry it into infinity.
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            let rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x0040_0000));
+            _mm256_storeu_si256(into.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded)));
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const bf16) -> Self::Pairs {
+        unsafe { apart(_mm512_loadu_si512(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn splat_pair(from: *const bf16) -> Self::Pairs {
+        unsafe { apart(_mm512_set1_epi32(from.cast::<i32>().read_unaligned())) }
+    }
+    #[inline(always)]
+    unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
+        unsafe { Self(_mm512_fmadd_ps(a.1, b.1, _mm512_fmadd_ps(a.0, b.0, self.0))) }
+    }
+}
+
+#[inline(always)]
+unsafe fn apart(pairs: __m512i) -> (__m512, __m512) {
+    unsafe {
+        let first = _mm512_slli_epi32::<16>(pairs);
+        let second = _mm512_and_si512(pairs, _mm512_set1_epi32(HIGH_HALF));
+        (_mm512_castsi512_ps(first), _mm512_castsi512_ps(second))
+    }
+}
+
+impl Lanes for ZmmBf16 {
+    type Pairs = __m512i;
+    const ROWS: usize = 8;
+    zmm_common!();
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, into: *mut bf16) {
+        unsafe {
+            let rounded: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(self.0));
+            _mm256_storeu_si256(into.cast(), rounded);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const bf16) -> Self::Pairs {
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn splat_pair(from: *const bf16) -> Self::Pairs {
+        unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
+        unsafe {
+            let (a, b): (__m512bh, __m512bh) = (std::mem::transmute(a), std::mem::transmute(b));
+            Self(_mm512_dpbf16_ps(self.0, a, b))
+        }
+    }
+}
+
+/// AVX2 and FMA: two registers of eight.
+#[derive(Clone, Copy)]
+pub(super) struct Ymm2(__m256, __m256);
+
+impl Ymm2 {
+    #[inline(always)]
+    unsafe fn each(self, other: Self, of: impl Fn(__m256, __m256) -> __m256) -> Self {
+        Self(of(self.0, other.0), of(self.1, other.1))
+    }
+}
+
+impl Lanes for Ymm2 {
+    type Pairs = [__m256; 4];
+    const ROWS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        unsafe { Self(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { Self(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, into: *mut f32) {
+        unsafe {
+            _mm256_storeu_ps(into, self.0);
+            _mm256_storeu_ps(into.add(8), self.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> Self {
+        unsafe {
+            let widen = |from: *const bf16| {
+                let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
+            };
+            Self(widen(from), widen(from.add(8)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, into: *mut bf16) {
+        unsafe {
+            let round = |values: __m256| {
+                let bits = _mm256_castps_si256(values);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+                let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(values, values));
+                _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan))
+            };
+            // Packing works within halves of a register: put the quarters back in order.
+            let packed = _mm256_packus_epi32(round(self.0), round(self.1));
+            _mm256_storeu_si256(into.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        unsafe { self.each(other, |a, b| _mm256_add_ps(a, b)) }
+    }
+    #[inline(always)]
+    unsafe fn subtract(self, other: Self) -> Self {
+        unsafe { self.each(other, |a, b| _mm256_sub_ps(a, b)) }
+    }
+    #[inline(always)]
+    unsafe fn multiply(self, other: Self) -> Self {
+        unsafe { self.each(other, |a, b| _mm256_mul_ps(a, b)) }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add(self, factor: Self, addend: Self) -> Self {
+        unsafe {
+            Self(_mm256_fmadd_ps(self.0, factor.0, addend.0), _mm256_fmadd_ps(self.1, factor.1, addend.1))
+        }
+    }
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        unsafe { self.each(other, |a, b| _mm256_max_ps(a, b)) }
+    }
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        unsafe { self.each(other, |a, b| _mm256_min_ps(a, b)) }
+    }
+    #[inline(always)]
+    unsafe fn if_greater(self, other: Self, then: Self, otherwise: Self) -> Self {
+        unsafe {
+            let greater = self.each(other, |a, b| _mm256_cmp_ps::<_CMP_GT_OQ>(a, b));
+            Self(
+                _mm256_blendv_ps(otherwise.0, then.0, greater.0),
+                _mm256_blendv_ps(otherwise.1, then.1, greater.1),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power(self, shifted: Self) -> Self {
+        unsafe {
+            self.each(shifted, |value, shifted| {
+                let power = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
+                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(value), power))
+            })
+        }
+    }
+    #[inline(always)]
+    unsafe fn guess_reciprocal(self) -> Self {
+        unsafe {
+            self.each(self, |value, _| {
+                let magic = _mm256_set1_epi32(RECIPROCAL_MAGIC);
+                _mm256_castsi256_ps(_mm256_sub_epi32(magic, _mm256_castps_si256(value)))
+            })
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const bf16) -> Self::Pairs {
+        unsafe {
+            let (low, high) = (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(16).cast()));
+            let mask = _mm256_set1_epi32(HIGH_HALF);
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                _mm256_castsi256_ps(_mm256_and_si256(low, mask)),
+                _mm256_castsi256_ps(_mm256_and_si256(high, mask)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_pair(from: *const bf16) -> Self::Pairs {
+        unsafe {
+            let pair = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
+            let first = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pair));
+            let second = _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(HIGH_HALF)));
+            [first, first, second, second]
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
+        unsafe {
+            let first = Self(_mm256_fmadd_ps(a[0], b[0], self.0), _mm256_fmadd_ps(a[1], b[1], self.1));
+            Self(_mm256_fmadd_ps(a[2], b[2], first.0), _mm256_fmadd_ps(a[3], b[3], first.1))
+        }
+    }
+}

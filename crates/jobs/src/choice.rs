@@ -1,0 +1,125 @@
+//! A completion turned back into text: cut at its stop string, with its log-probabilities.
+
+use glinthawk_protocol::{Completion, Finish, Generated};
+
+use crate::request::Request;
+use crate::served::ServedModel;
+use crate::stop::{Cut, StopWatch};
+
+/// The API has no way to write minus infinity; it writes this.
+const LOGPROB_MIN: f32 = -9999.0;
+
+/// One of a request's completions as its result line tells it.
+#[derive(Debug)]
+pub(crate) struct Choice {
+    pub(crate) text: String,
+    pub(crate) finish_reason: &'static str,
+    /// Tokens generated, the ending one included.
+    pub(crate) tokens: u64,
+    pub(crate) logprobs: Option<Vec<TokenLogprobs>>,
+}
+
+/// One token's log-probability and its likeliest alternatives.
+#[derive(Debug)]
+pub(crate) struct TokenLogprobs {
+    pub(crate) picked: TokenLogprob,
+    pub(crate) alternatives: Vec<TokenLogprob>,
+    /// Characters of the completion in front of it.
+    pub(crate) text_offset: usize,
+}
+
+/// A token with its log-probability.
+#[derive(Debug)]
+pub(crate) struct TokenLogprob {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) logprob: f32,
+}
+
+impl Choice {
+    /// Depends on the request and the tokens alone: tokens past a stop string change nothing.
+    pub(crate) fn new(model: &ServedModel, request: &Request, completion: &Completion) -> Self {
+        let (texts, cut) = texts_and_cut(model, request, &completion.tokens);
+        let mut bytes = texts.concat();
+        if let Some(cut) = cut {
+            bytes.truncate(cut.bytes);
+        }
+        let logprobs = request
+            .wants_logprobs()
+            .then(|| token_logprobs(model, &completion.tokens, &texts, bytes.len()));
+        Self {
+            text: String::from_utf8_lossy(&bytes).into_owned(),
+            finish_reason: match (cut, completion.finish) {
+                (Some(_), _) | (None, Finish::Stop) => "stop",
+                (None, Finish::Length) => "length",
+            },
+            tokens: cut.map_or(completion.tokens.len() as u64, |cut| u64::from(cut.tokens)),
+            logprobs,
+        }
+    }
+}
+
+/// Each token's bytes as far as they are text (an ending token is not), up to the first stop
+/// string.
+fn texts_and_cut(
+    model: &ServedModel,
+    request: &Request,
+    tokens: &[Generated],
+) -> (Vec<Vec<u8>>, Option<Cut>) {
+    let mut watch = StopWatch::new();
+    let mut texts = Vec::with_capacity(tokens.len());
+    for generated in tokens {
+        if request.ends_at(generated.token) {
+            break;
+        }
+        let bytes = model.text_bytes(generated.token);
+        let cut = watch.push(&request.stop_strings, &bytes);
+        texts.push(bytes);
+        if cut.is_some() {
+            return (texts, cut);
+        }
+    }
+    (texts, None)
+}
+
+/// Of the tokens that have a part in the text.
+fn token_logprobs(
+    model: &ServedModel,
+    tokens: &[Generated],
+    texts: &[Vec<u8>],
+    text_bytes: usize,
+) -> Vec<TokenLogprobs> {
+    let token = |token: u32, logprob: f32| TokenLogprob {
+        bytes: model.tokenizer.token_bytes(token),
+        logprob: logprob.max(LOGPROB_MIN),
+    };
+    let (mut offset_bytes, mut text_offset) = (0, 0);
+    let mut logprobs = Vec::new();
+    for (generated, text) in tokens.iter().zip(texts) {
+        if offset_bytes >= text_bytes && !text.is_empty() {
+            break;
+        }
+        let alternatives = &generated.alternatives;
+        logprobs.push(TokenLogprobs {
+            picked: token(generated.token, generated.logprob),
+            alternatives: alternatives.iter().map(|(id, logprob)| token(*id, *logprob)).collect(),
+            text_offset,
+        });
+        offset_bytes += text.len();
+        // Every byte that does not continue a character begins one.
+        text_offset += text.iter().filter(|byte| **byte & 0xc0 != 0x80).count();
+    }
+    logprobs
+}
+
+impl TokenLogprob {
+    /// The token as text; bytes that are none are spelt out, so that two tokens never look alike.
+    pub(crate) fn text(&self) -> String {
+        match std::str::from_utf8(&self.bytes) {
+            Ok(text) => text.to_owned(),
+            Err(_) => {
+                let spelt = self.bytes.iter().map(|byte| format!("\\x{byte:02x}"));
+                format!("bytes:{}", spelt.collect::<String>())
+            }
+        }
+    }
+}

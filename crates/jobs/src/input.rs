@@ -1,0 +1,143 @@
+//! Lines of an input, one at a time, in bounded memory.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::PathBuf;
+
+use crate::error::JobError;
+
+const BUFFER_BYTES: usize = 256 << 10;
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Where requests come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A file.
+    File(PathBuf),
+    /// Standard input.
+    Stdin,
+}
+
+impl Input {
+    /// The input, opened, and its size where that is known.
+    pub(crate) fn open(&self) -> Result<(Box<dyn BufRead + Send>, Option<u64>), JobError> {
+        match self {
+            Self::Stdin => {
+                Ok((Box::new(BufReader::with_capacity(BUFFER_BYTES, io::stdin())), None))
+            }
+            Self::File(path) => {
+                let fail = |source| JobError::OpenInput { path: path.clone(), source };
+                let file = File::open(path).map_err(fail)?;
+                let metadata = file.metadata().map_err(fail)?;
+                let size = metadata.is_file().then_some(metadata.len());
+                Ok((Box::new(BufReader::with_capacity(BUFFER_BYTES, file)), size))
+            }
+        }
+    }
+
+    /// For messages.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Stdin => "standard input".to_owned(),
+            Self::File(path) => path.display().to_string(),
+        }
+    }
+}
+
+/// What the next line is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NextLine {
+    /// In the buffer, without line break and byte order mark.
+    Line,
+    /// Longer than the limit, and thrown away.
+    TooLong,
+    /// There is none.
+    End,
+}
+
+/// Cuts a stream into lines and never holds more than one of at most `limit_bytes`.
+pub(crate) struct LineReader<R> {
+    source: R,
+    limit_bytes: usize,
+    /// Lines read so far.
+    pub(crate) number: u64,
+    /// Bytes read so far, line breaks included.
+    pub(crate) position_bytes: u64,
+    line: Vec<u8>,
+}
+
+impl<R: BufRead> LineReader<R> {
+    pub(crate) fn new(source: R, limit_bytes: usize) -> Self {
+        Self { source, limit_bytes, number: 0, position_bytes: 0, line: Vec::new() }
+    }
+
+    /// The line that [`Self::advance`] read.
+    pub(crate) fn line(&self) -> &[u8] {
+        let line = self.line.strip_suffix(b"\n").unwrap_or(&self.line);
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        match self.number {
+            1 => line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line),
+            _ => line,
+        }
+    }
+
+    pub(crate) fn advance(&mut self) -> io::Result<NextLine> {
+        self.line.clear();
+        self.line.shrink_to(BUFFER_BYTES);
+        // The limit is on the line; its break and the input's byte order mark come on top.
+        let mark_bytes = if self.number == 0 { BYTE_ORDER_MARK.len() } else { 0 };
+        let most_bytes = (self.limit_bytes + 2 + mark_bytes) as u64;
+        let bytes = self.source.by_ref().take(most_bytes).read_until(b'\n', &mut self.line)?;
+        if bytes == 0 {
+            return Ok(NextLine::End);
+        }
+        self.number += 1;
+        self.position_bytes += bytes as u64;
+        if self.line.ends_with(b"\n") || bytes as u64 != most_bytes {
+            let fits = self.line().len() <= self.limit_bytes;
+            return Ok(if fits { NextLine::Line } else { NextLine::TooLong });
+        }
+        self.line.clear();
+        self.position_bytes += self.source.skip_until(b'\n')? as u64;
+        Ok(NextLine::TooLong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines of at most four bytes; `None` is one that is too long.
+    fn check(input: &[u8], expected: &[Option<&str>]) {
+        for capacity in [1, 3, 64] {
+            let mut reader = LineReader::new(BufReader::with_capacity(capacity, input), 4);
+            let mut lines = Vec::new();
+            loop {
+                match reader.advance().unwrap() {
+                    NextLine::Line => {
+                        lines.push(Some(String::from_utf8(reader.line().to_vec()).unwrap()));
+                    }
+                    NextLine::TooLong => lines.push(None),
+                    NextLine::End => break,
+                }
+                assert!(reader.line.len() <= 9, "holds at most one line");
+            }
+            let lines: Vec<_> = lines.iter().map(Option::as_deref).collect();
+            assert_eq!(lines, expected, "{input:?}");
+            assert_eq!(reader.number, expected.len() as u64);
+            assert_eq!(reader.position_bytes, input.len() as u64);
+        }
+    }
+
+    #[test]
+    fn lines_are_cut_and_bounded() {
+        check(b"", &[]);
+        check(b"a\nbc\n", &[Some("a"), Some("bc")]);
+        check(b"a\r\n\r\n\nb", &[Some("a"), Some(""), Some(""), Some("b")]);
+        check(b"\xef\xbb\xbfa\n\xef\xbb\xbf", &[Some("a"), Some("\u{feff}")]);
+        check(b"abcd\nabcd\r\nabcd", &[Some("abcd"), Some("abcd"), Some("abcd")]);
+        check(b"abcde\nabcde\r\nabcde", &[None, None, None]);
+        check(b"a\nabcdefghijkl\nb\nabcdefghijkl", &[Some("a"), None, Some("b"), None]);
+        check(b"\xef\xbb\xbfabcd\nb", &[Some("abcd"), Some("b")]);
+    }
+}

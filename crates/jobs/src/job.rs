@@ -1,0 +1,349 @@
+//! A job: prompts out of an input's lines, result lines out of completions. Knows no engine;
+//! whoever runs one takes prompts from here and brings back what came of them.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use glinthawk_protocol::{Completion, Generated, Prompt, PromptId};
+
+use crate::choice::Choice;
+use crate::error::JobError;
+use crate::input::Input;
+use crate::key::Key;
+use crate::output::{Output, Writer};
+use crate::reader::{self, Counters, Item};
+use crate::request::{CHOICES_MAX, Request};
+use crate::response::{Answer, answered_line, refused_line, rejected_line};
+use crate::served::ServedModel;
+use crate::stop::StopWatch;
+
+/// Bad lines that one call for a prompt works off, so that the engine does not wait for many.
+const REFUSALS_PER_CALL: usize = 64;
+
+/// What to run and where the results go.
+#[derive(Clone, Debug)]
+pub struct JobOptions {
+    /// Where requests come from.
+    pub input: Input,
+    /// Where results go.
+    pub output: Output,
+    /// Start anew instead of continuing what the output holds.
+    pub overwrite: bool,
+}
+
+/// An answer to "what is to be run next?".
+#[derive(Debug)]
+pub enum Next {
+    /// This prompt.
+    Prompt(Prompt),
+    /// Nothing yet; ask again.
+    Later,
+    /// Nothing more.
+    Exhausted,
+}
+
+/// How far a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Lines that have their result, from this run or an earlier one.
+    pub lines_done: u64,
+    /// Lines in the input: exact once it has been read to its end, an estimate from the bytes read
+    /// before that, unknown for a stream.
+    pub lines_total: Option<u64>,
+}
+
+/// What came of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JobSummary {
+    /// Whether every line of the input has its result; if not, the same command continues.
+    pub complete: bool,
+    /// Lines with an answer, those of earlier runs included.
+    pub succeeded: u64,
+    /// Lines with an error, those of earlier runs included.
+    pub failed: u64,
+    /// Lines whose result an earlier run had written.
+    pub resumed: u64,
+    /// Result lines removed because no line of the input asks for them any more.
+    pub stale: u64,
+    /// Prompt tokens of this run's answers.
+    pub prompt_tokens: u64,
+    /// Generated tokens of this run's answers.
+    pub completion_tokens: u64,
+}
+
+/// A job under way.
+pub struct Job {
+    model: Arc<ServedModel>,
+    input_name: String,
+    input_bytes: Option<u64>,
+    items: Receiver<Item>,
+    counters: Arc<Counters>,
+    writer: Writer,
+    /// Lines in the engine, by their sequence number.
+    lines: HashMap<u64, OpenLine>,
+    lines_opened: u64,
+    /// The line whose choices are being handed out.
+    submitting: Option<u64>,
+    exhausted: bool,
+    stale: HashSet<Key>,
+    summary: JobSummary,
+}
+
+/// A line some of whose choices are still to come.
+struct OpenLine {
+    key: Key,
+    custom_id: String,
+    request: Request,
+    prompt_tokens: u64,
+    submitted: u32,
+    outstanding: u32,
+    watches: Vec<StopWatch>,
+    choices: Vec<Option<Choice>>,
+    rejection: Option<String>,
+}
+
+impl Job {
+    /// Opens input and output, finds what is done already, and starts reading.
+    pub fn open(options: &JobOptions, model: Arc<ServedModel>) -> Result<Self, JobError> {
+        let (source, input_bytes) = options.input.open()?;
+        refuse_same_file(options)?;
+        let (writer, results) = Writer::open(&options.output, options.overwrite)?;
+        let counters = Arc::new(Counters::default());
+        let input_name = options.input.name();
+        let items = reader::start(
+            input_name.clone(),
+            source,
+            Arc::clone(&model),
+            results,
+            Arc::clone(&counters),
+        )?;
+        Ok(Self {
+            model,
+            input_name,
+            input_bytes,
+            items,
+            counters,
+            writer,
+            lines: HashMap::new(),
+            lines_opened: 0,
+            submitting: None,
+            exhausted: false,
+            stale: HashSet::new(),
+            summary: JobSummary::default(),
+        })
+    }
+
+    /// The next prompt, waiting at most `wait` for one. Error lines of bad requests are written
+    /// on the way.
+    pub fn next(&mut self, wait: Duration) -> Result<Next, JobError> {
+        let mut wait = wait;
+        for _ in 0..REFUSALS_PER_CALL {
+            if let Some(prompt) = self.next_choice() {
+                return Ok(Next::Prompt(prompt));
+            }
+            if self.exhausted {
+                return Ok(Next::Exhausted);
+            }
+            match self.items.recv_timeout(wait) {
+                Ok(item) => self.take(item)?,
+                Err(RecvTimeoutError::Timeout) => return Ok(Next::Later),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(JobError::ReaderLost { input: self.input_name.clone() });
+                }
+            }
+            wait = Duration::ZERO;
+        }
+        Ok(Next::Later)
+    }
+
+    /// A watched prompt's next token; tells how many tokens to keep once it should stop.
+    pub fn token(&mut self, id: PromptId, generated: &Generated) -> Option<u32> {
+        let (line, choice) = open_line(&mut self.lines, id);
+        if line.request.stop_strings.is_empty() || line.request.ends_at(generated.token) {
+            return None;
+        }
+        let watch = &mut line.watches[choice];
+        if watch.is_cut() {
+            return None;
+        }
+        let bytes = self.model.text_bytes(generated.token);
+        watch.push(&line.request.stop_strings, &bytes).map(|cut| cut.tokens)
+    }
+
+    /// A prompt's end; writes the line's result where it was the last of its prompts.
+    pub fn finish(&mut self, completion: &Completion) -> Result<(), JobError> {
+        let (line, choice) = open_line(&mut self.lines, completion.id);
+        assert!(line.choices[choice].is_none(), "a prompt finishes once");
+        line.choices[choice] = Some(Choice::new(&self.model, &line.request, completion));
+        line.outstanding -= 1;
+        self.settle(completion.id)
+    }
+
+    /// A prompt that the engine cannot run; its line becomes an error, and a later run tries again.
+    pub fn reject(&mut self, id: PromptId, reason: &str) -> Result<(), JobError> {
+        let (line, _) = open_line(&mut self.lines, id);
+        line.rejection = Some(reason.to_owned());
+        line.outstanding -= 1;
+        if self.submitting == Some(sequence(id)) {
+            self.submitting = None;
+        }
+        self.settle(id)
+    }
+
+    /// Whether every prompt handed out has come back.
+    pub fn is_idle(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// How far the job is.
+    pub fn progress(&self) -> Progress {
+        let lines = self.counters.lines.load(Ordering::Relaxed);
+        let bytes = self.counters.bytes.load(Ordering::Relaxed);
+        let estimate = |total: u64| {
+            let share = u128::from(lines) * u128::from(total) / u128::from(bytes.max(1));
+            u64::try_from(share).unwrap_or(u64::MAX)
+        };
+        let (succeeded, failed) = self.resumed();
+        Progress {
+            lines_done: self.summary.succeeded + self.summary.failed + succeeded + failed,
+            lines_total: match self.input_bytes {
+                _ if self.exhausted => Some(lines),
+                Some(total) if lines > 0 => Some(estimate(total)),
+                _ => None,
+            },
+        }
+    }
+
+    /// Makes the results durable. Where the input was worked off to its end, result lines that no
+    /// input line asks for are removed, so that exactly one is left for each.
+    pub fn close(self) -> Result<JobSummary, JobError> {
+        let (succeeded, failed) = self.resumed();
+        let summary = JobSummary {
+            complete: self.exhausted && self.lines.is_empty(),
+            succeeded: self.summary.succeeded + succeeded,
+            failed: self.summary.failed + failed,
+            resumed: succeeded + failed,
+            ..self.summary
+        };
+        if !summary.complete {
+            self.writer.close(&HashSet::new())?;
+            return Ok(summary);
+        }
+        self.writer.close(&self.stale)?;
+        Ok(JobSummary { stale: self.stale.len() as u64, ..summary })
+    }
+
+    fn resumed(&self) -> (u64, u64) {
+        let succeeded = self.counters.resumed_succeeded.load(Ordering::Relaxed);
+        (succeeded, self.counters.resumed_failed.load(Ordering::Relaxed))
+    }
+
+    fn take(&mut self, item: Item) -> Result<(), JobError> {
+        match item {
+            Item::Request { key, custom_id, request } => {
+                self.submitting = Some(self.lines_opened);
+                self.lines.insert(self.lines_opened, OpenLine::new(key, custom_id, *request));
+                self.lines_opened += 1;
+            }
+            Item::Refused { key, custom_id, refusal } => {
+                self.writer.write(&refused_line(key, &custom_id, &refusal))?;
+                self.summary.failed += 1;
+            }
+            Item::End { stale } => {
+                self.exhausted = true;
+                self.stale = stale;
+            }
+            Item::Failed(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn next_choice(&mut self) -> Option<Prompt> {
+        let sequence = self.submitting?;
+        let line = self.lines.get_mut(&sequence).expect("the line being submitted is open");
+        let choice = line.submitted;
+        let prompt = line.request.prompt(prompt_id(sequence, choice), choice);
+        line.submitted += 1;
+        line.outstanding += 1;
+        if line.submitted == line.request.choices {
+            line.request.tokens = Vec::new();
+            self.submitting = None;
+        }
+        Some(prompt)
+    }
+
+    /// Writes a line's result if nothing of it is outstanding any more.
+    fn settle(&mut self, id: PromptId) -> Result<(), JobError> {
+        let (line, _) = open_line(&mut self.lines, id);
+        let submitted = line.submitted == line.request.choices || line.rejection.is_some();
+        if !submitted || line.outstanding > 0 {
+            return Ok(());
+        }
+        let line = self.lines.remove(&sequence(id)).expect("just looked at");
+        if let Some(reason) = &line.rejection {
+            self.summary.failed += 1;
+            return self.writer.write(&rejected_line(line.key, &line.custom_id, reason));
+        }
+        let choices: Vec<Choice> = line.choices.into_iter().flatten().collect();
+        let answer = Answer {
+            endpoint: line.request.endpoint,
+            model: &self.model.name,
+            created: unix_seconds(),
+            prompt_tokens: line.prompt_tokens,
+            echo: line.request.echo.as_deref().unwrap_or_default(),
+            choices: &choices,
+        };
+        self.writer.write(&answered_line(line.key, &line.custom_id, &answer))?;
+        self.summary.succeeded += 1;
+        self.summary.prompt_tokens += line.prompt_tokens;
+        self.summary.completion_tokens += choices.iter().map(|choice| choice.tokens).sum::<u64>();
+        Ok(())
+    }
+}
+
+impl OpenLine {
+    fn new(key: Key, custom_id: String, request: Request) -> Self {
+        Self {
+            key,
+            custom_id,
+            prompt_tokens: request.tokens.len() as u64,
+            submitted: 0,
+            outstanding: 0,
+            watches: (0..request.choices).map(|_| StopWatch::new()).collect(),
+            choices: (0..request.choices).map(|_| None).collect(),
+            rejection: None,
+            request,
+        }
+    }
+}
+
+/// A prompt's id holds its line's sequence number and its choice.
+fn prompt_id(sequence: u64, choice: u32) -> PromptId {
+    PromptId(sequence * u64::from(CHOICES_MAX) + u64::from(choice))
+}
+
+fn sequence(id: PromptId) -> u64 {
+    id.0 / u64::from(CHOICES_MAX)
+}
+
+fn open_line(lines: &mut HashMap<u64, OpenLine>, id: PromptId) -> (&mut OpenLine, usize) {
+    let line = lines.get_mut(&sequence(id)).expect("the engine names prompts it was given");
+    (line, (id.0 % u64::from(CHOICES_MAX)) as usize)
+}
+
+fn refuse_same_file(options: &JobOptions) -> Result<(), JobError> {
+    if let (Input::File(input), Output::File(output)) = (&options.input, &options.output)
+        && let (Ok(input), Ok(same)) = (input.canonicalize(), output.canonicalize())
+        && input == same
+    {
+        return Err(JobError::SameFile { path: output.clone() });
+    }
+    Ok(())
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,55 @@
+//! Why a request is not run: what becomes the OpenAI error body of a status-400 line.
+
+use thiserror::Error;
+
+/// A bad request, in the words its error line will carry.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// What is wrong and what would be right.
+    pub message: String,
+    /// The field at fault.
+    pub param: Option<String>,
+    /// A machine-readable name of the fault.
+    pub code: Option<&'static str>,
+}
+
+impl Refusal {
+    /// A line that cannot be read as a request at all.
+    pub(crate) fn line(code: &'static str, message: impl Into<String>) -> Self {
+        Self { message: message.into(), param: None, code: Some(code) }
+    }
+
+    /// A field whose value is not acceptable.
+    pub(crate) fn field(param: &str, message: impl Into<String>) -> Self {
+        Self { message: message.into(), param: Some(param.to_owned()), code: Some("invalid_value") }
+    }
+
+    /// A field that must be there.
+    pub(crate) fn missing(param: &str) -> Self {
+        Self {
+            message: format!("`{param}` is missing"),
+            param: Some(param.to_owned()),
+            code: Some("missing_required_parameter"),
+        }
+    }
+
+    /// A field nobody knows: a typo must not silently change a result.
+    pub(crate) fn unknown(param: &str) -> Self {
+        let shown: String = param.chars().take(64).collect();
+        Self {
+            message: format!("unknown field `{shown}`"),
+            param: Some(shown),
+            code: Some("unknown_parameter"),
+        }
+    }
+
+    /// A field of the OpenAI API that would change the result and that Glinthawk cannot honour.
+    pub(crate) fn unsupported(param: &str, what: &str) -> Self {
+        Self {
+            message: format!("`{param}`: {what}"),
+            param: Some(param.to_owned()),
+            code: Some("unsupported_parameter"),
+        }
+    }
+}

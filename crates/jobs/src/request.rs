@@ -1,0 +1,273 @@
+//! A request that can be run: a body checked field by field, rendered and tokenized.
+
+use glinthawk_protocol::{Prompt, PromptId, Sampling};
+use serde_json::value::RawValue;
+
+use crate::fields::{Fields, List, must_be, parse};
+use crate::key::seed_of_choice;
+use crate::line::Endpoint;
+use crate::messages::read_messages;
+use crate::refusal::Refusal;
+use crate::sampling::read_sampling;
+use crate::served::ServedModel;
+
+/// Choices of one request, at most.
+pub(crate) const CHOICES_MAX: u32 = 128;
+const STOP_STRINGS_MAX: usize = 16;
+const STOP_STRING_BYTES_MAX: usize = 1024;
+const STOP_IDS_MAX: usize = 256;
+/// What the OpenAI API generates for a plain prompt that does not say.
+const COMPLETION_TOKENS_DEFAULT: u32 = 16;
+
+/// Fields that say nothing about the result: accepted, and not looked at. Results are always
+/// written whole, so a wish to stream them changes nothing either.
+const HARMLESS: &[&str] = &[
+    "model",
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "stream",
+    "stream_options",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prediction",
+    "parallel_tool_calls",
+];
+
+/// Fields of the OpenAI API that we cannot honour, with the values that ask for nothing.
+const UNSUPPORTED: &[(&str, &[&str])] = &[
+    ("suffix", &["\"\""]),
+    ("best_of", &["1"]),
+    ("tools", &["[]"]),
+    ("tool_choice", &["\"none\"", "\"auto\""]),
+    ("functions", &["[]"]),
+    ("function_call", &["\"none\"", "\"auto\""]),
+    ("modalities", &["[\"text\"]"]),
+    ("audio", &[]),
+    ("reasoning_effort", &["\"none\""]),
+    ("verbosity", &["\"medium\""]),
+    ("web_search_options", &[]),
+];
+
+/// A checked request, ready for the engine.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) tokens: Vec<u32>,
+    tokens_max: u32,
+    /// Sorted.
+    stop_ids: Vec<u32>,
+    pub(crate) stop_strings: Vec<String>,
+    sampling: Sampling,
+    /// How many completions are wanted (`n`).
+    pub(crate) choices: u32,
+    /// The prompt's text where it is to be repeated in front of the completion.
+    pub(crate) echo: Option<String>,
+}
+
+impl Request {
+    /// Checks a body; `seed` is the seed of a request that names none.
+    pub(crate) fn read(
+        model: &ServedModel,
+        endpoint: Endpoint,
+        mut fields: Fields,
+        seed: u64,
+    ) -> Result<Self, Refusal> {
+        let input = match endpoint {
+            Endpoint::Chat => {
+                fields.take("messages").ok_or_else(|| Refusal::missing("messages"))?
+            }
+            Endpoint::Completions => {
+                fields.take("prompt").ok_or_else(|| Refusal::missing("prompt"))?
+            }
+        };
+        let sampling = read_sampling(&mut fields, endpoint, model.vocab, seed)?;
+        let tokens_max = read_tokens_max(&mut fields, endpoint)?;
+        let choices = fields.integer("n", 1..=i64::from(CHOICES_MAX))?.unwrap_or(1) as u32;
+        let stop_strings = read_stop_strings(&mut fields)?;
+        let stop_ids = read_stop_ids(&mut fields, model)?;
+        let echo = endpoint == Endpoint::Completions && fields.flag("echo")?;
+        if echo && sampling.logprobs.is_some() {
+            let what = "the prompt's own log-probabilities are not available";
+            return Err(Refusal::unsupported("echo", what));
+        }
+        refuse_unsupported(&mut fields)?;
+        for name in HARMLESS {
+            fields.take(name);
+        }
+        fields.finish()?;
+
+        let (tokens, text) = match endpoint {
+            Endpoint::Chat => (chat_tokens(model, input)?, None),
+            Endpoint::Completions => prompt_tokens(model, input)?,
+        };
+        let room = room_left(model, endpoint, tokens.len())?;
+        let echo = echo.then(|| text.unwrap_or_else(|| model.tokenizer.decode(&tokens, true)));
+        Ok(Self {
+            endpoint,
+            tokens_max: tokens_max.map_or(room, |wanted| wanted.min(room)),
+            tokens,
+            stop_ids,
+            stop_strings,
+            sampling,
+            choices,
+            echo,
+        })
+    }
+
+    /// Whether generating this token ends a completion.
+    pub(crate) fn ends_at(&self, token: u32) -> bool {
+        self.stop_ids.binary_search(&token).is_ok()
+    }
+
+    pub(crate) fn wants_logprobs(&self) -> bool {
+        self.sampling.logprobs.is_some()
+    }
+
+    /// One of the request's choices as the engine runs it.
+    pub(crate) fn prompt(&self, id: PromptId, choice: u32) -> Prompt {
+        assert!(choice < self.choices);
+        let seed = seed_of_choice(self.sampling.seed, choice);
+        Prompt {
+            id,
+            tokens: self.tokens.clone(),
+            tokens_max: self.tokens_max,
+            stop_ids: self.stop_ids.clone(),
+            sampling: Sampling { seed, ..self.sampling.clone() },
+            watched: !self.stop_strings.is_empty(),
+        }
+    }
+}
+
+fn read_tokens_max(fields: &mut Fields, endpoint: Endpoint) -> Result<Option<u32>, Refusal> {
+    let range = 1..=i64::from(u32::MAX);
+    let older = fields.integer("max_tokens", range.clone())?;
+    let wanted = match endpoint {
+        Endpoint::Completions => Some(older.unwrap_or(i64::from(COMPLETION_TOKENS_DEFAULT))),
+        Endpoint::Chat => match (fields.integer("max_completion_tokens", range)?, older) {
+            (Some(newer), Some(older)) if newer != older => {
+                let message = "`max_tokens` and `max_completion_tokens` differ: give one";
+                return Err(Refusal::field("max_completion_tokens", message));
+            }
+            (newer, older) => newer.or(older),
+        },
+    };
+    Ok(wanted.map(|count| u32::try_from(count).expect("within the range just checked")))
+}
+
+fn read_stop_strings(fields: &mut Fields) -> Result<Vec<String>, Refusal> {
+    let refuse = || {
+        let expected = format!(
+            "a string or up to {STOP_STRINGS_MAX} strings, each of 1 to {STOP_STRING_BYTES_MAX} bytes"
+        );
+        must_be("stop", &expected)
+    };
+    let Some(value) = fields.take("stop") else { return Ok(Vec::new()) };
+    let strings = match parse::<String>(value) {
+        Some(string) => vec![string],
+        None => parse::<List<String, STOP_STRINGS_MAX>>(value).ok_or_else(refuse)?.0,
+    };
+    let fits = |string: &String| (1..=STOP_STRING_BYTES_MAX).contains(&string.len());
+    if strings.iter().all(fits) { Ok(strings) } else { Err(refuse()) }
+}
+
+fn read_stop_ids(fields: &mut Fields, model: &ServedModel) -> Result<Vec<u32>, Refusal> {
+    let expected = format!("up to {STOP_IDS_MAX} token ids from 0 to {}", model.vocab - 1);
+    let own = fields.read::<List<u32, STOP_IDS_MAX>>("stop_token_ids", &expected)?;
+    let mut ids = own.map_or(Vec::new(), |list| list.0);
+    if ids.iter().any(|id| *id >= model.vocab) {
+        return Err(must_be("stop_token_ids", &expected));
+    }
+    if !fields.flag("ignore_eos")? {
+        ids.extend(&model.eos_tokens);
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), Refusal> {
+    for (name, harmless) in UNSUPPORTED {
+        match fields.take(name) {
+            Some(value) if !harmless.contains(&value.get()) => {
+                return Err(Refusal::unsupported(name, "not supported"));
+            }
+            _ => {}
+        }
+    }
+    if let Some(format) = fields.take("response_format") {
+        let kind: Option<String> =
+            parse::<Fields>(format).and_then(|mut format| format.take("type").and_then(parse));
+        if kind.as_deref() != Some("text") {
+            return Err(Refusal::unsupported("response_format", "only type \"text\" is supported"));
+        }
+    }
+    Ok(())
+}
+
+fn chat_tokens(model: &ServedModel, value: &RawValue) -> Result<Vec<u32>, Refusal> {
+    let messages = read_messages(value)?;
+    let Some(template) = &model.template else {
+        let message = format!("model {} has no chat template: use `prompt`", model.name);
+        return Err(Refusal::field("messages", message));
+    };
+    let tokens = template
+        .encode(&model.tokenizer, &messages)
+        .map_err(|error| Refusal::field("messages", error.to_string()))?;
+    check_not_empty("messages", &tokens)?;
+    Ok(tokens)
+}
+
+/// The prompt's tokens, and its text where it came as text.
+fn prompt_tokens(
+    model: &ServedModel,
+    value: &RawValue,
+) -> Result<(Vec<u32>, Option<String>), Refusal> {
+    if let Some(text) = parse::<String>(value) {
+        if text.is_empty() {
+            return Err(Refusal::field("prompt", "`prompt` is empty"));
+        }
+        let tokens = model.tokenizer.encode_prompt(&text);
+        check_not_empty("prompt", &tokens)?;
+        return Ok((tokens, Some(text)));
+    }
+    let several = value.get().strip_prefix('[').map(str::trim_start);
+    if several.is_some_and(|items| items.starts_with(['"', '['])) {
+        return Err(Refusal::field(
+            "prompt",
+            "several prompts in `prompt`: give each its own line",
+        ));
+    }
+    let tokens: Vec<u32> =
+        parse(value).ok_or_else(|| must_be("prompt", "a string or an array of token ids"))?;
+    check_not_empty("prompt", &tokens)?;
+    if let Some(token) = tokens.iter().find(|token| **token >= model.vocab) {
+        let message = format!("`prompt`: there is no token {token}, only 0 to {}", model.vocab - 1);
+        return Err(Refusal::field("prompt", message));
+    }
+    Ok((tokens, None))
+}
+
+fn check_not_empty(name: &str, tokens: &[u32]) -> Result<(), Refusal> {
+    if tokens.is_empty() {
+        return Err(Refusal::field(name, format!("`{name}` has no tokens")));
+    }
+    Ok(())
+}
+
+/// How many tokens may be generated after a prompt of this length.
+fn room_left(model: &ServedModel, endpoint: Endpoint, length: usize) -> Result<u32, Refusal> {
+    let context_max = model.context_max;
+    match u32::try_from(length) {
+        Ok(length) if length < context_max => Ok(context_max - length),
+        _ => Err(Refusal {
+            message: format!(
+                "the context holds {context_max} tokens; the prompt alone has {length} and leaves no room to answer"
+            ),
+            param: Some(if endpoint == Endpoint::Chat { "messages" } else { "prompt" }.to_owned()),
+            code: Some("context_length_exceeded"),
+        }),
+    }
+}

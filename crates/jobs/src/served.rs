@@ -1,0 +1,40 @@
+//! What a job must know of the model that answers it: names, limits, tokenizer and template.
+
+use glinthawk_model::{ChatTemplate, Tokenizer};
+
+use crate::key::RunDigest;
+
+/// The model that runs a job's requests.
+#[derive(Clone, Debug)]
+pub struct ServedModel {
+    /// As results name it.
+    pub name: String,
+    /// Whatever else decides the results' bytes (the weights' checksum, say): where it or the name
+    /// differs from those of an output file, that file's results are not reused.
+    pub identity: String,
+    /// Between text and tokens.
+    pub tokenizer: Tokenizer,
+    /// Between messages and text; without one, chat requests are refused.
+    pub template: Option<ChatTemplate>,
+    /// Token ids are below this.
+    pub vocab: u32,
+    /// Tokens of a prompt and its completion together, at most.
+    pub context_max: u32,
+    /// Tokens that end a completion.
+    pub eos_tokens: Vec<u32>,
+}
+
+impl ServedModel {
+    pub(crate) fn run_digest(&self) -> RunDigest {
+        RunDigest::new(&self.name, &self.identity, self.context_max)
+    }
+
+    /// What a generated token adds to the text: control tokens add nothing.
+    pub(crate) fn text_bytes(&self, token: u32) -> Vec<u8> {
+        if self.tokenizer.is_special(token) {
+            Vec::new()
+        } else {
+            self.tokenizer.token_bytes(token)
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Seconds of a layer's stages on a device: measured, or from a roofline that says it is one.
+
+use crate::catalogue::Device;
+use crate::profile::{Profile, interpolate};
+use crate::shape::Shape;
+
+/// Where kernel times come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kernels {
+    /// A profile measured on the device.
+    Measured(Box<Profile>),
+    /// A roofline with efficiency factors.
+    Analytic(Roofline),
+}
+
+/// Kernel times from peaks: weights are loaded, then multiplied, and the two do not overlap;
+/// attention takes the longer of loading the context and computing on it, which do overlap.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Roofline {
+    shape: Shape,
+    /// Bytes per second while weights are streamed.
+    weights_bandwidth: f64,
+    /// Operations per second in matrix products.
+    matrix: f64,
+    /// Bytes per second while contexts are streamed.
+    context_bandwidth: f64,
+    /// Operations per second in attention.
+    vector: f64,
+}
+
+impl Roofline {
+    /// The roofline of `device` for a model of `shape`.
+    pub fn of(device: &Device, shape: &Shape) -> Self {
+        let (bandwidth, efficiency) = (device.bandwidth_gb_s.value * 1e9, &device.efficiency);
+        Self {
+            shape: shape.clone(),
+            weights_bandwidth: bandwidth * efficiency.weights_bandwidth,
+            matrix: device.matrix_tflops.value * 1e12 * efficiency.matrix,
+            context_bandwidth: bandwidth * efficiency.context_bandwidth,
+            vector: device.vector_tflops.value * 1e12 * efficiency.vector,
+        }
+    }
+
+    fn product(&self, rows: usize, parameters: f64) -> f64 {
+        if rows == 0 {
+            return 0.0;
+        }
+        let load = parameters * self.shape.value_bytes as f64 / self.weights_bandwidth;
+        load + 2.0 * parameters * rows as f64 / self.matrix
+    }
+
+    fn attention(&self, rows: usize, context: f64) -> f64 {
+        let load = context * self.shape.context_bytes_per_layer() / self.context_bandwidth;
+        let compute = self.shape.attention_flops(context) / self.vector;
+        rows as f64 * load.max(compute)
+    }
+}
+
+impl Kernels {
+    /// The roofline of `device` for a model of `shape`.
+    pub fn analytic(device: &Device, shape: &Shape) -> Self {
+        Self::Analytic(Roofline::of(device, shape))
+    }
+
+    /// Seconds of the stage before attention for `rows` rows.
+    pub fn pre(&self, rows: usize) -> f64 {
+        match self {
+            Self::Measured(profile) => interpolate(&profile.pre, rows),
+            Self::Analytic(roofline) => roofline.product(rows, roofline.shape.pre_parameters()),
+        }
+    }
+
+    /// Seconds of the stage after attention.
+    pub fn post(&self, rows: usize) -> f64 {
+        match self {
+            Self::Measured(profile) => interpolate(&profile.post, rows),
+            Self::Analytic(roofline) => roofline.product(rows, roofline.shape.post_parameters()),
+        }
+    }
+
+    /// Seconds of a layer's post and the next layer's pre in one go.
+    pub fn fused(&self, rows: usize) -> f64 {
+        match self {
+            Self::Measured(profile) => interpolate(&profile.fused, rows),
+            Self::Analytic(_) => self.pre(rows) + self.post(rows),
+        }
+    }
+
+    /// Seconds of the final norm, classifier and sampling.
+    pub fn classify(&self, rows: usize) -> f64 {
+        match self {
+            Self::Measured(profile) => interpolate(&profile.classify, rows),
+            Self::Analytic(roofline) => {
+                roofline.product(rows, roofline.shape.classify_parameters())
+            }
+        }
+    }
+
+    /// Seconds of one layer's attention for `rows` rows over `context` positions each.
+    pub fn attention(&self, rows: usize, context: f64) -> f64 {
+        match self {
+            Self::Measured(profile) => profile.attention_seconds(rows, context),
+            Self::Analytic(roofline) => roofline.attention(rows, context),
+        }
+    }
+
+    /// `measured` with its provenance, or `analytic`: every report says which.
+    pub fn provenance(&self) -> String {
+        match self {
+            Self::Measured(profile) => {
+                let from = &profile.provenance;
+                format!("measured on {} ({}, {})", from.machine, from.instruction_set, from.date)
+            }
+            Self::Analytic(_) => {
+                "analytic (a roofline with assumed efficiency, not a measurement)".to_owned()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::{Catalogue, Efficiency};
+
+    #[test]
+    fn roofline_of_a_t4_at_full_efficiency() {
+        let shape = Shape::llama2_70b();
+        let mut device = Catalogue::built_in().get("t4").expect("built in").clone();
+        device.efficiency =
+            Efficiency { weights_bandwidth: 1.0, matrix: 1.0, context_bandwidth: 1.0, vector: 1.0 };
+        let kernels = Kernels::analytic(&device, &shape);
+        let (load, multiply) = (1_711_276_032.0 / 320e9, 1_711_276_032.0 / 65e12);
+        assert!((kernels.fused(1) - load - multiply).abs() < 1e-12);
+        assert!((kernels.fused(100) - load - 100.0 * multiply).abs() < 1e-12);
+        assert_eq!(kernels.fused(0), 0.0);
+        // 2,048 positions are 8 MiB: at these peaks loading them takes longer than computing on them.
+        assert!((kernels.attention(1, 2048.0) - 8.0 * 1024.0 * 1024.0 / 320e9).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,305 @@
+//! Measured kernel profiles: the JSON that `glinthawk profile` writes, and linear interpolation in it.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{PlanError, read_text, write_text};
+
+/// The version of the file format this code reads and writes.
+pub const PROFILE_VERSION: u32 = 1;
+
+/// Where and when a profile was taken.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Provenance {
+    /// The machine, in words.
+    pub machine: String,
+    /// Backend and instruction set, such as `x86 avx512+amx`.
+    pub instruction_set: String,
+    /// Threads the kernels ran on.
+    pub threads: usize,
+    /// Date, ISO 8601.
+    pub date: String,
+    /// Version of the program that measured.
+    pub version: String,
+}
+
+/// The model dimensions a profile holds for; kernels of another shape need another profile.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileShape {
+    /// Model name.
+    pub model: String,
+    /// Activation width.
+    pub hidden: usize,
+    /// Width of the queries.
+    pub query_width: usize,
+    /// Width of the keys.
+    pub kv_width: usize,
+    /// Feed-forward width.
+    pub feed_forward: usize,
+    /// Vocabulary.
+    pub vocab: usize,
+}
+
+/// One timed batch.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// Rows.
+    pub batch: usize,
+    /// Median seconds of one layer's stage.
+    pub seconds: f64,
+    /// Half the distance between the first and the third quartile, in seconds.
+    pub spread: f64,
+}
+
+/// One stage over batches, ascending.
+pub type Curve = Vec<Point>;
+
+/// Attention at one context length.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionCurve {
+    /// Positions each row attends to.
+    pub context: usize,
+    /// Seconds over batches.
+    pub points: Curve,
+}
+
+/// Seconds of every stage of one layer on one device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// File format version.
+    pub version: u32,
+    /// Who measured what, when.
+    pub provenance: Provenance,
+    /// What shape it holds for.
+    pub shape: ProfileShape,
+    /// Norm, q/k/v projection, rotary embedding.
+    pub pre: Curve,
+    /// Output projection, feed-forward.
+    pub post: Curve,
+    /// A layer's post fused with the next layer's pre.
+    pub fused: Curve,
+    /// Final norm, classifier, sampling.
+    pub classify: Curve,
+    /// Append and attend, by ascending context length.
+    pub attention: Vec<AttentionCurve>,
+}
+
+impl Profile {
+    /// Reads and checks a profile.
+    pub fn read(path: &Path) -> Result<Self, PlanError> {
+        Self::parse(&path.display().to_string(), &read_text(path)?)
+    }
+
+    /// Parses and checks a profile; `path` is for messages.
+    pub fn parse(path: &str, text: &str) -> Result<Self, PlanError> {
+        let profile: Self = serde_json::from_str(text).map_err(|error| PlanError::Syntax {
+            path: path.to_owned(),
+            message: error.to_string(),
+        })?;
+        profile.check(path)?;
+        Ok(profile)
+    }
+
+    /// Writes the profile as JSON.
+    pub fn write(&self, path: &Path) -> Result<(), PlanError> {
+        write_text(path, &serde_json::to_string_pretty(self).expect("a profile is plain data"))
+    }
+
+    fn check(&self, path: &str) -> Result<(), PlanError> {
+        if self.version != PROFILE_VERSION {
+            let problem = format!("is {}, this program reads {PROFILE_VERSION}", self.version);
+            return Err(PlanError::field(path, "version", problem));
+        }
+        let stages = [
+            ("pre", &self.pre),
+            ("post", &self.post),
+            ("fused", &self.fused),
+            ("classify", &self.classify),
+        ];
+        for (name, curve) in stages {
+            check_curve(path, name, curve)?;
+        }
+        if self.attention.is_empty() {
+            return Err(PlanError::field(path, "attention", "has no context length"));
+        }
+        for (index, curve) in self.attention.iter().enumerate() {
+            let field = format!("attention[{index}]");
+            if curve.context == 0
+                || (index > 0 && curve.context <= self.attention[index - 1].context)
+            {
+                return Err(PlanError::field(
+                    path,
+                    format!("{field}.context"),
+                    "must be above 0 and ascend",
+                ));
+            }
+            check_curve(path, &format!("{field}.points"), &curve.points)?;
+        }
+        Ok(())
+    }
+
+    /// Seconds for `rows` rows attending to `context` positions each, linear in both.
+    pub fn attention_seconds(&self, rows: usize, context: f64) -> f64 {
+        let curves = &self.attention;
+        if rows == 0 {
+            return 0.0;
+        }
+        if curves.len() == 1 {
+            return interpolate(&curves[0].points, rows) * context / curves[0].context as f64;
+        }
+        let above = curves
+            .partition_point(|curve| (curve.context as f64) < context)
+            .clamp(1, curves.len() - 1);
+        let (low, high) = (&curves[above - 1], &curves[above]);
+        let (at_low, at_high) = (interpolate(&low.points, rows), interpolate(&high.points, rows));
+        let part = (context - low.context as f64) / (high.context - low.context) as f64;
+        (at_low + (at_high - at_low) * part).max(0.0)
+    }
+}
+
+fn check_curve(path: &str, name: &str, curve: &Curve) -> Result<(), PlanError> {
+    if curve.is_empty() {
+        return Err(PlanError::field(path, name, "has no points"));
+    }
+    for (index, point) in curve.iter().enumerate() {
+        let field = |part: &str| format!("{name}[{index}].{part}");
+        if point.batch == 0 || (index > 0 && point.batch <= curve[index - 1].batch) {
+            return Err(PlanError::field(path, field("batch"), "must be above 0 and ascend"));
+        }
+        if !(point.seconds.is_finite() && point.seconds > 0.0) {
+            return Err(PlanError::field(
+                path,
+                field("seconds"),
+                format!("must be above 0, is {}", point.seconds),
+            ));
+        }
+        if !(point.spread.is_finite() && point.spread >= 0.0) {
+            return Err(PlanError::field(
+                path,
+                field("spread"),
+                format!("must not be negative, is {}", point.spread),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Seconds at `rows`, linear between the measured batches and along the outermost pair beyond them.
+pub fn interpolate(curve: &[Point], rows: usize) -> f64 {
+    if rows == 0 {
+        return 0.0;
+    }
+    if curve.len() == 1 {
+        return curve[0].seconds * (rows as f64 / curve[0].batch as f64).max(1.0);
+    }
+    let above = curve.partition_point(|point| point.batch < rows).clamp(1, curve.len() - 1);
+    let (low, high) = (&curve[above - 1], &curve[above]);
+    let part = (rows as f64 - low.batch as f64) / (high.batch - low.batch) as f64;
+    // A first pair that falls steeply must not extrapolate below zero.
+    (low.seconds + (high.seconds - low.seconds) * part).max(0.0)
+}
+
+/// The batches a profile times: 1 to `largest` in steps of about √2 (1, 2, 3, 4, 6, 8, 12, …).
+pub fn batch_ladder(largest: usize) -> Vec<usize> {
+    let mut batches = vec![1];
+    let mut power = 2;
+    while power <= largest {
+        batches.push(power);
+        if power * 3 / 2 <= largest {
+            batches.push(power * 3 / 2);
+        }
+        power *= 2;
+    }
+    batches
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A profile whose seconds follow given lines: seconds = base + slope · batch.
+    pub(crate) fn linear(base: f64, slope: f64) -> Profile {
+        let curve = |scale: f64| {
+            let point = |batch| Point {
+                batch,
+                seconds: scale * (base + slope * batch as f64),
+                spread: 0.0,
+            };
+            batch_ladder(4096).into_iter().map(point).collect::<Curve>()
+        };
+        Profile {
+            version: PROFILE_VERSION,
+            provenance: Provenance {
+                machine: "test".into(),
+                instruction_set: "none".into(),
+                threads: 1,
+                date: "2025-01-01".into(),
+                version: "0".into(),
+            },
+            shape: ProfileShape {
+                model: "test".into(),
+                hidden: 8,
+                query_width: 8,
+                kv_width: 8,
+                feed_forward: 8,
+                vocab: 8,
+            },
+            pre: curve(0.25),
+            post: curve(0.75),
+            fused: curve(1.0),
+            classify: curve(0.3),
+            attention: vec![
+                AttentionCurve { context: 128, points: curve(0.5) },
+                AttentionCurve { context: 1024, points: curve(4.0) },
+            ],
+        }
+    }
+
+    #[test]
+    fn batch_5_is_the_mean_of_4_and_6() {
+        let point = |batch, seconds| Point { batch, seconds, spread: 0.0 };
+        let curve = [point(1, 1.0), point(4, 2.0), point(6, 3.0)];
+        for (rows, expected) in [(0, 0.0), (1, 1.0), (4, 2.0), (5, 2.5), (6, 3.0), (8, 4.0)] {
+            assert_eq!(interpolate(&curve, rows), expected, "{rows} rows");
+        }
+    }
+
+    #[test]
+    fn ladder_is_the_papers() {
+        assert_eq!(batch_ladder(24), [1, 2, 3, 4, 6, 8, 12, 16, 24]);
+        assert_eq!(batch_ladder(4096).last(), Some(&4096));
+    }
+
+    #[test]
+    fn attention_is_linear_in_context() {
+        let profile = linear(1e-3, 1e-4);
+        let (short, long) =
+            (profile.attention_seconds(8, 128.0), profile.attention_seconds(8, 1024.0));
+        assert!((long / short - 8.0).abs() < 1e-9);
+        assert!((profile.attention_seconds(8, 576.0) - (short + long) / 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn bad_files_name_the_field() {
+        let good = serde_json::to_value(linear(1e-3, 1e-4)).expect("plain data");
+        let cases: [(&str, &str, serde_json::Value); 4] = [
+            ("/version", "version", 9.into()),
+            ("/pre/3/batch", "pre[3].batch", 1.into()),
+            ("/attention/1/points/0/seconds", "attention[1].points[0].seconds", (-1.0).into()),
+            ("/attention/0/context", "attention[0].context", 0.into()),
+        ];
+        for (pointer, field, value) in cases {
+            let mut bad = good.clone();
+            *bad.pointer_mut(pointer).expect("in the file") = value;
+            let error = Profile::parse("p.json", &bad.to_string()).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("p.json: {field}: ")), "{error}");
+        }
+        assert!(Profile::parse("p.json", &good.to_string()).is_ok());
+    }
+}

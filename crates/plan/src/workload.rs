@@ -1,0 +1,313 @@
+//! Workloads: prompt and output lengths, what they mean for rows and context memory, and sampling from them.
+
+use std::path::Path;
+
+use crate::error::{PlanError, read_text};
+use crate::random::Random;
+
+/// Positions in a page; contexts are allocated in whole pages.
+const PAGE_POSITIONS: f64 = 16.0;
+/// More tokens than any model reads: a longer length is a mistake in the file.
+const LENGTH_MAX: usize = 100_000_000;
+
+/// One prompt's lengths in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Length {
+    /// Input tokens, at least 1.
+    pub prompt: usize,
+    /// Generated tokens, at least 1.
+    pub output: usize,
+}
+
+impl Length {
+    /// Rows that pass through the layers: every token but the last generated one.
+    pub fn rows(&self) -> usize {
+        self.prompt + self.output - 1
+    }
+
+    /// Steps a prompt takes when `chunk` of its input tokens go in one step.
+    pub fn steps(&self, chunk: usize) -> usize {
+        self.prompt.div_ceil(chunk) + self.output - 1
+    }
+}
+
+/// The prompts of a job, or a sample of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Workload {
+    /// Where it came from.
+    pub name: String,
+    lengths: Vec<Length>,
+    /// Rows of all prompts up to and including each: a row drawn at random falls on its prompt.
+    rows_until: Vec<u64>,
+}
+
+/// Context that a seat holds at a random step, in tokens, whole pages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Held {
+    /// Mean.
+    pub mean: f64,
+    /// Standard deviation.
+    pub deviation: f64,
+    /// The most any prompt ever holds.
+    pub most: f64,
+}
+
+impl Workload {
+    /// A workload of these lengths; `name` is for messages.
+    pub fn new(name: &str, lengths: Vec<Length>) -> Result<Self, PlanError> {
+        if lengths.is_empty() {
+            return Err(PlanError::field(name, "lengths", "the workload has no prompts"));
+        }
+        let mut rows_until = Vec::with_capacity(lengths.len());
+        let mut total = 0u64;
+        for (index, length) in lengths.iter().enumerate() {
+            for (field, value) in
+                [("prompt_tokens", length.prompt), ("output_tokens", length.output)]
+            {
+                if value == 0 || value > LENGTH_MAX {
+                    let problem = format!("must be 1 to {LENGTH_MAX}, is {value}");
+                    return Err(PlanError::field(
+                        name,
+                        format!("lengths[{index}].{field}"),
+                        problem,
+                    ));
+                }
+            }
+            total += length.rows() as u64;
+            rows_until.push(total);
+        }
+        Ok(Self { name: name.to_owned(), lengths, rows_until })
+    }
+
+    /// `count` prompts of the same lengths.
+    pub fn uniform(prompt: usize, output: usize, count: usize) -> Result<Self, PlanError> {
+        Self::new(&format!("{count} x {prompt}+{output}"), vec![Length { prompt, output }; count])
+    }
+
+    /// Reads a CSV of `prompt_tokens,output_tokens`.
+    pub fn read_csv(path: &Path) -> Result<Self, PlanError> {
+        Self::parse_csv(&path.display().to_string(), &read_text(path)?)
+    }
+
+    /// Parses a CSV of `prompt_tokens,output_tokens`; `path` is for messages.
+    pub fn parse_csv(path: &str, text: &str) -> Result<Self, PlanError> {
+        let mut lines = text.lines().enumerate();
+        let header = lines.next().map_or("", |(_, line)| line.trim());
+        if header != "prompt_tokens,output_tokens" {
+            return Err(line_error(path, 1, "header", "must be prompt_tokens,output_tokens"));
+        }
+        let mut lengths = Vec::new();
+        for (index, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
+            let number = index + 1;
+            let mut fields = line.split(',');
+            let mut next = |field: &str| -> Result<usize, PlanError> {
+                let text = fields
+                    .next()
+                    .ok_or_else(|| line_error(path, number, field, "is missing"))?
+                    .trim();
+                let value = text.parse().map_err(|_| {
+                    line_error(path, number, field, &format!("`{text}` is not a whole number"))
+                })?;
+                if value > LENGTH_MAX {
+                    return Err(line_error(
+                        path,
+                        number,
+                        field,
+                        &format!("{value} is above {LENGTH_MAX}"),
+                    ));
+                }
+                Ok(value)
+            };
+            // Traces hold requests without an answer; a prompt that generates nothing still takes one step.
+            let (prompt, output) = (next("prompt_tokens")?.max(1), next("output_tokens")?.max(1));
+            lengths.push(Length { prompt, output });
+        }
+        if lengths.is_empty() {
+            return Err(line_error(path, 2, "prompt_tokens", "the file has no prompts"));
+        }
+        Self::new(path, lengths)
+    }
+
+    /// Reads a job's own input: token counts from `count_tokens`, outputs as long as each line allows
+    /// (`max_tokens` or `max_completion_tokens`), else `output_default`.
+    pub fn read_jsonl(
+        path: &Path,
+        output_default: usize,
+        count_tokens: impl Fn(&str) -> usize,
+    ) -> Result<Self, PlanError> {
+        let name = path.display().to_string();
+        let text = read_text(path)?;
+        let mut lengths = Vec::new();
+        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let number = index + 1;
+            let value: serde_json::Value = serde_json::from_str(line).map_err(|error| {
+                line_error(&name, number, "line", &format!("is not JSON: {error}"))
+            })?;
+            let body = value.get("body").unwrap_or(&value);
+            let prompt = prompt_text(body).ok_or_else(|| {
+                line_error(&name, number, "body", "has neither `prompt` nor `messages`")
+            })?;
+            let output = ["max_tokens", "max_completion_tokens"]
+                .iter()
+                .find_map(|field| body.get(*field).and_then(serde_json::Value::as_u64))
+                .map_or(output_default, |tokens| tokens.min(LENGTH_MAX as u64) as usize);
+            lengths.push(Length { prompt: count_tokens(&prompt).max(1), output: output.max(1) });
+        }
+        if lengths.is_empty() {
+            return Err(line_error(&name, 1, "line", "the file has no requests"));
+        }
+        Self::new(&name, lengths)
+    }
+
+    /// The prompts' lengths.
+    pub fn lengths(&self) -> &[Length] {
+        &self.lengths
+    }
+
+    /// Rows of all prompts.
+    pub fn rows(&self) -> f64 {
+        *self.rows_until.last().expect("a workload has prompts") as f64
+    }
+
+    /// Generated tokens of all prompts.
+    pub fn generated(&self) -> f64 {
+        self.lengths.iter().map(|length| length.output as f64).sum()
+    }
+
+    /// Rows a seat contributes to a step on average when input goes in chunks.
+    pub fn rows_per_seat(&self, chunk: usize) -> f64 {
+        self.rows() / self.lengths.iter().map(|length| length.steps(chunk) as f64).sum::<f64>()
+    }
+
+    /// The most steps any prompt takes.
+    pub fn steps_max(&self, chunk: usize) -> usize {
+        self.lengths.iter().map(|length| length.steps(chunk)).max().expect("a workload has prompts")
+    }
+
+    /// Positions a row attends to on average: Σ R(R+1)/2 / Σ R.
+    pub fn context_mean(&self) -> f64 {
+        let attended = |length: &Length| {
+            let rows = length.rows() as f64;
+            rows * (rows + 1.0) / 2.0
+        };
+        self.lengths.iter().map(attended).sum::<f64>() / self.rows()
+    }
+
+    /// Context a seat holds at a random step when input goes in chunks.
+    pub fn held(&self, chunk: usize) -> Held {
+        let (mut steps, mut sum, mut squares, mut most) = (0.0, 0.0, 0.0, 0.0f64);
+        for length in &self.lengths {
+            let mut add = |tokens: usize| {
+                let pages = (tokens as f64 / PAGE_POSITIONS).ceil() * PAGE_POSITIONS;
+                (steps, sum, squares, most) =
+                    (steps + 1.0, sum + pages, squares + pages * pages, most.max(pages));
+            };
+            (1..=length.prompt.div_ceil(chunk))
+                .for_each(|step| add((step * chunk).min(length.prompt)));
+            (length.prompt + 1..=length.rows()).for_each(&mut add);
+        }
+        let mean = sum / steps;
+        Held { mean, deviation: (squares / steps - mean * mean).max(0.0).sqrt(), most }
+    }
+
+    /// Positions attended to by one row drawn at random.
+    pub fn draw_context(&self, random: &mut Random) -> f64 {
+        let row = random.below(*self.rows_until.last().expect("a workload has prompts"));
+        let prompt = self.rows_until.partition_point(|&until| until <= row);
+        let before = if prompt == 0 { 0 } else { self.rows_until[prompt - 1] };
+        (row - before + 1) as f64
+    }
+}
+
+fn line_error(path: &str, line: usize, field: &str, problem: &str) -> PlanError {
+    PlanError::Line {
+        path: path.to_owned(),
+        line,
+        field: field.to_owned(),
+        problem: problem.to_owned(),
+    }
+}
+
+fn prompt_text(body: &serde_json::Value) -> Option<String> {
+    if let Some(prompt) = body.get("prompt").and_then(serde_json::Value::as_str) {
+        return Some(prompt.to_owned());
+    }
+    let messages = body.get("messages")?.as_array()?;
+    let contents: Option<Vec<&str>> =
+        messages.iter().map(|message| message.get("content")?.as_str()).collect();
+    Some(contents?.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statistics_of_one_prompt() {
+        let workload = Workload::uniform(3, 2, 1).expect("valid");
+        assert_eq!(workload.rows(), 4.0);
+        assert_eq!(workload.context_mean(), 2.5);
+        assert_eq!(workload.rows_per_seat(1), 1.0);
+        // Chunks of 4: the input in one step, one more row in another.
+        assert_eq!(workload.rows_per_seat(4), 2.0);
+        assert_eq!(workload.held(1), Held { mean: 16.0, deviation: 0.0, most: 16.0 });
+    }
+
+    #[test]
+    fn drawn_contexts_average_to_the_mean() {
+        let lengths = vec![Length { prompt: 10, output: 5 }, Length { prompt: 200, output: 100 }];
+        let workload = Workload::new("test", lengths).expect("valid");
+        let mut random = Random::new(7);
+        let mean = (0..20_000).map(|_| workload.draw_context(&mut random)).sum::<f64>() / 20_000.0;
+        assert!(
+            (mean / workload.context_mean() - 1.0).abs() < 0.02,
+            "{mean} against {}",
+            workload.context_mean()
+        );
+    }
+
+    #[test]
+    fn bad_csv_names_line_and_field() {
+        let cases = [
+            ("a,b\n", "w.csv:1: header: must be prompt_tokens,output_tokens"),
+            ("prompt_tokens,output_tokens\n", "w.csv:2: prompt_tokens: the file has no prompts"),
+            ("prompt_tokens,output_tokens\n3,4\n5\n", "w.csv:3: output_tokens: is missing"),
+            (
+                "prompt_tokens,output_tokens\nx,4\n",
+                "w.csv:2: prompt_tokens: `x` is not a whole number",
+            ),
+            (
+                "prompt_tokens,output_tokens\n3,-4\n",
+                "w.csv:2: output_tokens: `-4` is not a whole number",
+            ),
+            (
+                "prompt_tokens,output_tokens\n3,999999999\n",
+                "w.csv:2: output_tokens: 999999999 is above 100000000",
+            ),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(Workload::parse_csv("w.csv", text).unwrap_err().to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn jobs_input_gives_lengths() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("in.jsonl");
+        let text = "{\"prompt\": \"a b c\", \"max_tokens\": 7}\n\n\
+            {\"custom_id\": \"x\", \"body\": {\"messages\": [{\"role\": \"user\", \"content\": \"d e\"}]}}\n";
+        std::fs::write(&path, text).expect("written");
+        let workload =
+            Workload::read_jsonl(&path, 5, |text| text.split_whitespace().count()).expect("valid");
+        assert_eq!(
+            workload.lengths(),
+            [Length { prompt: 3, output: 7 }, Length { prompt: 2, output: 5 }]
+        );
+        std::fs::write(&path, "{\"promt\": \"a\"}\n").expect("written");
+        let error = Workload::read_jsonl(&path, 5, str::len).unwrap_err().to_string();
+        assert!(
+            error.ends_with("in.jsonl:1: body: has neither `prompt` nor `messages`"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,194 @@
+//! The event loop against closed forms: saturation, latency, symmetry, heterogeneity, determinism.
+
+use std::sync::Arc;
+
+use glinthawk_plan::{
+    Bottleneck, Catalogue, Configuration, Contexts, Disturbance, Group, Kernels, Link, Rules,
+    Shape, Slice, Traffic, Workload, even_slices, simulate, simulate_traced,
+};
+
+/// K slices with K' nodes of B rows each, on the devices of the catalogue.
+fn configuration(
+    nodes: usize,
+    tier2: usize,
+    batch: usize,
+    flights: usize,
+    rules: Rules,
+) -> Configuration {
+    let shape = Shape::llama2_70b();
+    let catalogue = Catalogue::built_in();
+    let kernels =
+        |name| Arc::new(Kernels::analytic(catalogue.get(name).expect("built in"), &shape));
+    let (tier1, attention) = (kernels("t4"), kernels("epyc-7v12-16"));
+    let slice = |layers| Slice {
+        layers,
+        tier1: tier1.clone(),
+        local_rows: if tier2 == 0 { batch } else { 0 },
+        tier2: if tier2 == 0 {
+            Vec::new()
+        } else {
+            vec![Group { kernels: attention.clone(), nodes: tier2, rows: batch }]
+        },
+    };
+    Configuration {
+        slices: even_slices(shape.layers, nodes).into_iter().map(slice).collect(),
+        shape,
+        flights,
+        contexts: Contexts::Fixed(2048.0),
+        hop: Link::new(2.0, 8.0),
+        inter: Link::new(2.0, 8.0),
+        tier2_bandwidth: 1e9,
+        traffic: Traffic::ResidualHome,
+        rules,
+        disturbance: Disturbance::default(),
+        seed: 1,
+    }
+}
+
+fn close(left: f64, right: f64, tolerance: f64) {
+    assert!((left / right - 1.0).abs() <= tolerance, "{left} against {right}");
+}
+
+#[test]
+fn one_flight_on_one_node_takes_its_kernels_time() {
+    let configuration = configuration(1, 0, 8, 1, Rules::Full);
+    let kernels = &configuration.slices[0].tier1;
+    let layer = kernels.pre(8) + kernels.post(8) + kernels.attention(8, 2048.0);
+    let report = simulate(&configuration);
+    close(report.tokens_per_second, 8.0 / (80.0 * layer + kernels.classify(8)), 1e-9);
+    assert_eq!(report.bottleneck, Bottleneck::Latency);
+    close(report.time_per_token.total(), 80.0 * layer + kernels.classify(8), 1e-9);
+}
+
+#[test]
+fn one_flight_in_two_tiers_waits_for_every_leg() {
+    let configuration = configuration(2, 3, 10, 1, Rules::Full);
+    let (shape, slice) = (&configuration.shape, &configuration.slices[0]);
+    let (rows, traffic) = (30.0, configuration.traffic);
+    let attention = slice.tier2[0].kernels.attention(10, 2048.0);
+    let legs = rows * traffic.out_bytes(shape) / 1e9
+        + 2e-3
+        + attention
+        + 10.0 * traffic.back_bytes(shape) / 1e9;
+    let weights = 80.0 * (slice.tier1.pre(30) + slice.tier1.post(30)) + slice.tier1.classify(30);
+    let hops = rows * traffic.hop_bytes(shape) / 1e9 + 2e-3;
+    close(simulate(&configuration).time_per_token.total(), weights + 80.0 * legs + hops, 1e-9);
+}
+
+#[test]
+fn enough_flights_saturate_the_bottleneck_and_few_expose_latency() {
+    for rules in [Rules::Paper, Rules::Full] {
+        let saturated = simulate(&configuration(16, 3, 82, 60, rules));
+        close(saturated.tokens_per_second, saturated.bound_tokens_per_second, 0.005);
+        assert_eq!(saturated.bottleneck, Bottleneck::Tier1Compute);
+        assert!(saturated.tier1_busy.iter().copied().fold(0.0, f64::max) > 0.99);
+        let starved = simulate(&configuration(16, 3, 82, 8, rules));
+        close(starved.tokens_per_second, starved.bound_tokens_per_second, 0.02);
+        assert_eq!(starved.bottleneck, Bottleneck::Latency);
+        let attention = simulate(&configuration(16, 1, 200, 60, rules));
+        assert_eq!(attention.bottleneck, Bottleneck::Tier2Compute);
+        close(attention.tokens_per_second, attention.bound_tokens_per_second, 0.005);
+    }
+}
+
+#[test]
+fn one_worker_for_a_group_equals_each_node_on_its_own() {
+    for flights in [4, 20, 48] {
+        let together = configuration(12, 4, 40, flights, Rules::Full);
+        let mut apart = together.clone();
+        // A jitter too small to matter makes the simulator treat every node on its own.
+        apart.disturbance.jitter = 1e-9;
+        close(simulate(&together).tokens_per_second, simulate(&apart).tokens_per_second, 0.01);
+    }
+}
+
+#[test]
+fn stragglers_hold_up_the_merge() {
+    let even = configuration(8, 4, 60, 24, Rules::Full);
+    let mut uneven = even.clone();
+    uneven.disturbance = Disturbance { jitter: 0.0, straggler_share: 0.3, straggler_extra: 3.0 };
+    let (even, uneven) = (simulate(&even), simulate(&uneven));
+    assert!(uneven.tokens_per_second < 0.7 * even.tokens_per_second);
+    // With few flights nothing hides the slowest of four nodes, and that is slower than the mean.
+    let calm = configuration(8, 4, 60, 8, Rules::Full);
+    let mut jittery = calm.clone();
+    jittery.disturbance.jitter = 0.3;
+    assert!(simulate(&jittery).tokens_per_second < 0.99 * simulate(&calm).tokens_per_second);
+    assert_eq!(simulate(&jittery), simulate(&jittery), "one seed, one result");
+}
+
+#[test]
+fn heterogeneous_nodes_and_uneven_slices_are_bound_by_the_slowest() {
+    let mut configuration = configuration(4, 2, 80, 24, Rules::Full);
+    let t4 = configuration.slices[0].tier1.clone();
+    for (slice, layers) in configuration.slices.iter_mut().zip([26, 18, 18, 18]) {
+        slice.layers = layers;
+        slice.tier2[0].nodes = 1;
+        slice.tier2.push(Group { kernels: t4.clone(), nodes: 1, rows: 40 });
+    }
+    let report = simulate(&configuration);
+    assert_eq!(report.rows, 120);
+    let attention = configuration.slices[0].tier2[0].kernels.attention(80, 2048.0);
+    close(report.tokens_per_second, 120.0 / (26.0 * attention), 0.01);
+    assert!(report.tier2_busy[0] > 0.98 && report.tier2_busy[1] < 0.5);
+}
+
+#[test]
+fn local_attention_runs_beside_the_remote() {
+    let remote = configuration(16, 1, 100, 40, Rules::Full);
+    let mut hybrid = remote.clone();
+    for slice in &mut hybrid.slices {
+        slice.local_rows = 30;
+        slice.tier2[0].rows = 70;
+    }
+    let (remote, hybrid) = (simulate(&remote), simulate(&hybrid));
+    assert_eq!(remote.bottleneck, Bottleneck::Tier2Compute);
+    assert!(hybrid.tokens_per_second > 1.2 * remote.tokens_per_second);
+    assert!(
+        hybrid.traffic.tier1_total / hybrid.tokens_per_second
+            < 0.71 * remote.traffic.tier1_total / remote.tokens_per_second
+    );
+}
+
+#[test]
+fn shorter_contexts_of_a_workload_relieve_tier_2() {
+    let longest = configuration(16, 1, 112, 37, Rules::Full);
+    let mut sampled = longest.clone();
+    let workload = Workload::uniform(200, 400, 10).expect("valid");
+    sampled.contexts = Contexts::Sampled(Arc::new(workload));
+    let (longest, sampled) = (simulate(&longest), simulate(&sampled));
+    assert!(sampled.tokens_per_second > 1.3 * longest.tokens_per_second);
+}
+
+#[test]
+fn traffic_follows_the_closed_form() {
+    let report = simulate(&configuration(16, 3, 82, 50, Rules::Full));
+    let shape = Shape::llama2_70b();
+    let (out, back) = glinthawk_plan::calculus::egress_bits(
+        &shape,
+        Traffic::ResidualHome,
+        16,
+        report.tokens_per_second,
+    );
+    close(report.traffic.tier1_total, out, 1e-9);
+    close(report.traffic.tier2_total, back, 1e-9);
+    close(report.traffic.tier2_node, back / 48.0, 1e-9);
+}
+
+#[test]
+fn timeline_names_nodes_and_never_overlaps_on_one() {
+    let (report, trace) = simulate_traced(&configuration(2, 2, 8, 3, Rules::Full));
+    assert!(trace.len() as u64 > report.events / 8);
+    let spans: Vec<serde_json::Value> =
+        serde_json::from_str(&trace.to_json()).expect("a JSON array");
+    let mut ends = std::collections::HashMap::new();
+    for span in &spans {
+        let who = (span["pid"].as_u64(), span["tid"].as_u64());
+        let (start, length) =
+            (span["ts"].as_f64().expect("a time"), span["dur"].as_f64().expect("a length"));
+        let end = ends.entry(who).or_insert(0.0);
+        assert!(start >= *end - 0.01, "{who:?} starts at {start} before {end}");
+        *end = start + length;
+    }
+    assert_eq!(ends.len(), 4);
+}
