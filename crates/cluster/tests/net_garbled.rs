@@ -12,7 +12,6 @@ use std::time::Duration;
 
 /// A node that listens, with limits small enough to pass.
 fn listening(timing: Timing) -> (Controller, SocketAddr) {
-    capture_log();
     let limits = Limits { rows_max: 100, table_bytes_max: 10_000, payload_bytes_max: 100_000 };
     let controller = Controller::start(Config { limits, timing, ..config("victim") }).unwrap();
     let address = controller.listen("127.0.0.1:0").unwrap();
@@ -31,9 +30,9 @@ fn check_goes_on(victim: &Controller, address: SocketAddr) {
     assert_eq!(next_lost(victim), (friend_peer, LostReason::Goodbye));
 }
 
-fn check_one_line(address: SocketAddr, expected: &str) {
-    let lines = log_lines(address);
-    assert_eq!(lines.len(), 1, "lines about {address}: {lines:#?}");
+fn check_one_line(peer: &RawPeer, expected: &str) {
+    let lines = log_lines(peer);
+    assert_eq!(lines.len(), 1, "lines about {}: {lines:#?}", peer.address);
     assert!(lines[0].contains("WARN") && lines[0].contains(expected), "{}", lines[0]);
 }
 
@@ -50,6 +49,7 @@ fn noise(bytes: usize, seed: u64) -> Vec<u8> {
 /// What a stranger says instead of a hello, whether it then hangs up, and the line it earns.
 #[test]
 fn strangers_are_refused_with_one_line() {
+    let _alone = capture_log();
     let hello = Hello::encode(&config("stranger"), Status::Hello).to_vec();
     let changed = |at: usize, value: u8| {
         let mut bytes = hello.clone();
@@ -79,7 +79,7 @@ fn strangers_are_refused_with_one_line() {
         }
         let heard = stranger.listen_to_the_end();
         assert!(heard.len() <= 128, "a stranger was told {} bytes", heard.len());
-        check_one_line(stranger.address, expected);
+        check_one_line(&stranger, expected);
     }
     assert!(victim.stats().is_empty());
     check_goes_on(&victim, address);
@@ -87,6 +87,7 @@ fn strangers_are_refused_with_one_line() {
 
 #[test]
 fn a_peer_that_says_nothing_is_dropped() {
+    let _alone = capture_log();
     let timing = Timing { handshake: Duration::from_millis(100), ..Timing::default() };
     let (victim, address) = listening(timing);
     // More than there are places in the handshake: the others wait their turn and are dropped too.
@@ -96,18 +97,20 @@ fn a_peer_that_says_nothing_is_dropped() {
     slow.say(&Hello::encode(&config("slow"), Status::Hello)[..127]);
     for peer in &mut silent {
         assert!(peer.listen_to_the_end().is_empty());
-        check_one_line(peer.address, "no complete hello within 100ms: 0 bytes of 128");
+        check_one_line(peer, "no complete hello within 100ms: 0 bytes of 128");
     }
     slow.listen_to_the_end();
-    check_one_line(slow.address, "no complete hello within 100ms: 127 bytes of 128");
+    check_one_line(&slow, "no complete hello within 100ms: 127 bytes of 128");
+    // On a busy machine a friend may miss its 100 ms too, and tries again.
     let friend = Controller::start(config("friend")).unwrap();
-    friend.connect(&address.to_string()).unwrap();
+    while friend.connect(&address.to_string()).is_err() {}
     next_joined(&victim);
 }
 
 /// What a known node sends instead of messages, and how it is lost.
 #[test]
 fn garbled_messages_lose_their_sender_only() {
+    let _alone = capture_log();
     let good = wire(&Message::attend(Place::default(), &rows(3), Buffer::zeroed(3 * 200)));
     let patched = |at: usize, value: u32| {
         let mut bytes = good.clone();
@@ -148,7 +151,7 @@ fn garbled_messages_lose_their_sender_only() {
         assert_eq!(peer, traitor_peer);
         assert!(reason.to_string().contains(expected), "{reason}");
         assert_ne!(reason, LostReason::Goodbye);
-        check_one_line(traitor.address, expected);
+        check_one_line(&traitor, expected);
     }
     check_goes_on(&victim, address);
 }
@@ -162,6 +165,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 
 #[test]
 fn a_known_node_that_falls_silent_is_lost() {
+    let _alone = capture_log();
     let timing = Timing { silence: Duration::from_millis(100), ..Timing::default() };
     let (victim, address) = listening(timing);
     let mut silent = RawPeer::join(address, &config("silent"));
@@ -170,13 +174,13 @@ fn a_known_node_that_falls_silent_is_lost() {
     assert_eq!(peer, silent_peer);
     assert!(matches!(reason, LostReason::Silent(silence) if silence >= Duration::from_millis(100)));
     silent.listen_to_the_end();
-    check_one_line(silent.address, "not heard for");
+    check_one_line(&silent, "not heard for");
 }
 
 /// A peer that stops reading fills its bounded queue, blocks the sender, and is lost.
 #[test]
 fn a_peer_that_stops_reading_is_lost() {
-    capture_log();
+    let _alone = capture_log();
     const QUEUE_BYTES: usize = 1 << 20;
     const MESSAGE_BYTES: usize = 64 << 10;
     let timing = Timing { stall: Duration::from_millis(200), ..Timing::default() };
@@ -200,13 +204,14 @@ fn a_peer_that_stops_reading_is_lost() {
     let (peer, reason) = next_lost(&victim);
     assert_eq!(peer, deaf_peer);
     assert!(matches!(reason, LostReason::Stalled(_)), "{reason}");
-    check_one_line(deaf.address, "took no bytes for");
+    check_one_line(&deaf, "took no bytes for");
     check_goes_on(&victim, address);
 }
 
 /// A shutdown ends in time even where a peer does not read, and frees whoever waits in `send`.
 #[test]
 fn a_peer_that_stops_reading_cannot_hold_up_a_shutdown() {
+    let _alone = capture_log();
     let timing = Timing { farewell: Duration::from_millis(100), ..Timing::default() };
     let bounds = Bounds { queue_bytes_max: 1 << 20, ..Bounds::default() };
     let victim = Controller::start(Config { timing, bounds, ..config("victim") }).unwrap();

@@ -105,8 +105,8 @@ impl Shared {
         let wake = std::mem::take(&mut gate.sleeping);
         drop(gate);
         if wake {
-            // At most one byte is ever in the pipe, so this cannot block; it fails only when the
-            // network thread is gone, and then nobody is there to wake.
+            // A pipe has room for far more bytes than there are threads to write one, so this
+            // does not block; it fails only when the network thread is gone, and nobody sleeps.
             let _ = (&self.waker).write(&[1]);
         }
     }

@@ -129,7 +129,8 @@ impl NetThread {
     fn attend_to(&mut self, source: Source, flags: PollFlags, now: Instant) -> io::Result<()> {
         match source {
             Source::Wakeups => {
-                self.wakeups.read(&mut [0; 8])?;
+                // Whoever finds the thread asleep writes one byte, and only the first one does.
+                self.wakeups.read_exact(&mut [0])?;
             }
             Source::Listener(index) => self.reception.accept(index, now),
             Source::Guest(number) => {

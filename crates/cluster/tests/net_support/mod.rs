@@ -7,7 +7,7 @@ use glinthawk_cluster::net::{
 use glinthawk_flight::{Buffer, Kind, Message, Place, Pool, Row};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex, MutexGuard, Once};
 use std::time::Duration;
 
 /// Longer than anything here takes; reached only when a test fails.
@@ -75,14 +75,16 @@ pub fn rows(count: usize) -> Vec<Row> {
 pub struct RawPeer {
     pub stream: TcpStream,
     pub address: SocketAddr,
+    log_start: usize,
 }
 
 impl RawPeer {
     pub fn dial(address: SocketAddr) -> Self {
+        let log_start = LOG.lock().unwrap().len();
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let address = stream.local_addr().unwrap();
-        Self { stream, address }
+        Self { stream, address, log_start }
     }
 
     /// Dials and shakes hands like one of ours.
@@ -132,8 +134,10 @@ impl Write for LogWriter {
     }
 }
 
-/// Starts collecting warnings of the whole test binary.
-pub fn capture_log() {
+/// Starts collecting warnings of the whole test binary. While the guard lives no other test logs,
+/// so that a port in a line is that of the test's own peer.
+pub fn capture_log() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
     LOG_STARTED.call_once(|| {
         tracing_subscriber::fmt()
             .with_max_level(tracing::Level::WARN)
@@ -141,16 +145,15 @@ pub fn capture_log() {
             .with_writer(|| LogWriter)
             .init();
     });
+    ALONE.lock().unwrap_or_else(|failed_before| failed_before.into_inner())
 }
 
-/// The log lines about a peer.
-pub fn log_lines(address: SocketAddr) -> Vec<String> {
-    let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
-    let needle = format!("address={address}");
-    log.lines()
-        .filter(|line| line.split(' ').any(|word| word == needle))
-        .map(str::to_owned)
-        .collect()
+/// The log lines about a peer, since it dialled: ports are used again.
+pub fn log_lines(peer: &RawPeer) -> Vec<String> {
+    let log = String::from_utf8(LOG.lock().unwrap()[peer.log_start..].to_vec()).unwrap();
+    let needle = format!("address={}", peer.address);
+    let about = |line: &&str| line.split(' ').any(|word| word == needle);
+    log.lines().filter(about).map(str::to_owned).collect()
 }
 
 /// Kinds that carry work, for tests over all of them.
