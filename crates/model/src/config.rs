@@ -1,6 +1,7 @@
 //! A decoder-only model's shape and constants: families are data, not code.
 //! Reading it from a source lives in the submodules.
 
+mod fields;
 mod gguf;
 mod hugging_face;
 mod rope;

@@ -2,9 +2,10 @@
 //! What a field asks for is done or refused, never ignored.
 
 use super::ModelConfig;
+use super::fields::Fields;
 use super::rope::{Rope, Scaling, yarn_magnitude};
 use crate::error::ConfigError;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// What sets a family apart from the others.
 struct Family {
@@ -261,7 +262,7 @@ fn rope_parameters(fields: &Fields, context: usize) -> Result<(f64, Scaling), Co
 }
 
 fn scaling(rope: &Fields, context: usize) -> Result<Scaling, ConfigError> {
-    if let Some((kind, _)) = rope.object.iter().find(|(_, value)| value.is_object()) {
+    if let Some(kind) = rope.nested() {
         let reason = "parameters for some layers only are not supported";
         return Err(ConfigError::new(rope.named(kind), reason));
     }
@@ -320,81 +321,5 @@ fn stretched_context(context: usize, scaling: &Scaling) -> usize {
             context.max((factor * context_original) as usize)
         }
         _ => context,
-    }
-}
-
-/// A JSON object whose fields are read with their type checked; null counts as absent.
-struct Fields {
-    /// Put before the names of nested fields.
-    prefix: String,
-    object: Map<String, Value>,
-}
-
-impl Fields {
-    fn parse(file: &str, bytes: &[u8]) -> Result<Self, ConfigError> {
-        let object = serde_json::from_slice(bytes)
-            .map_err(|wrong| ConfigError::new(file, format!("not a JSON object: {wrong}")))?;
-        Ok(Self { prefix: String::new(), object })
-    }
-
-    fn get(&self, field: &str) -> Option<&Value> {
-        self.object.get(field).filter(|value| !value.is_null())
-    }
-
-    /// Whether the field is there, even as null.
-    fn has(&self, field: &str) -> bool {
-        self.object.contains_key(field)
-    }
-
-    fn named(&self, field: &str) -> String {
-        format!("{}{field}", self.prefix)
-    }
-
-    fn typed<'a, T>(
-        &'a self,
-        field: &str,
-        kind: &str,
-        read: impl Fn(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, ConfigError> {
-        let Some(value) = self.get(field) else { return Ok(None) };
-        let wrong = || ConfigError::new(self.named(field), format!("must be {kind}"));
-        read(value).map(Some).ok_or_else(wrong)
-    }
-
-    fn text(&self, field: &str) -> Result<Option<&str>, ConfigError> {
-        self.typed(field, "a string", Value::as_str)
-    }
-
-    fn bool(&self, field: &str) -> Result<Option<bool>, ConfigError> {
-        self.typed(field, "true or false", Value::as_bool)
-    }
-
-    fn number(&self, field: &str) -> Result<Option<f64>, ConfigError> {
-        self.typed(field, "a number", Value::as_f64)
-    }
-
-    fn size_or_absent(&self, field: &str) -> Result<Option<usize>, ConfigError> {
-        self.typed(field, "a whole number", |value| usize::try_from(value.as_u64()?).ok())
-    }
-
-    fn size(&self, field: &str) -> Result<usize, ConfigError> {
-        let missing = || ConfigError::new(self.named(field), "is missing");
-        self.size_or_absent(field)?.ok_or_else(missing)
-    }
-
-    fn object(&self, field: &str) -> Result<Option<Fields>, ConfigError> {
-        let object = self.typed(field, "an object", Value::as_object)?;
-        let prefix = format!("{}{field}.", self.prefix);
-        Ok(object.map(|object| Fields { prefix, object: object.clone() }))
-    }
-
-    /// A token id, or a list of them.
-    fn tokens(&self, field: &str) -> Result<Vec<u32>, ConfigError> {
-        let token = |value: &Value| u32::try_from(value.as_u64()?).ok();
-        let tokens = self.typed(field, "a token id or a list of them", |value| match value {
-            Value::Array(values) => values.iter().map(token).collect(),
-            value => token(value).map(|token| vec![token]),
-        })?;
-        Ok(tokens.unwrap_or_default())
     }
 }
