@@ -3,6 +3,8 @@
 
 use crate::portable::{PortableContext, PortableWeights};
 use crate::source::{SliceSpec, WeightSource, check_shape};
+#[cfg(target_arch = "x86_64")]
+use crate::x86::{X86Context, X86Weights};
 use crate::{
     AttendRow, ComputeError, ContextKernels, Isa, ShardIn, ShardOut, Threads, WeightKernels,
 };
@@ -17,6 +19,8 @@ pub struct CpuWeights(Weights);
 
 enum Weights {
     Portable(PortableWeights),
+    #[cfg(target_arch = "x86_64")]
+    X86(X86Weights),
 }
 
 /// Tier 2's work on a CPU.
@@ -24,12 +28,16 @@ pub struct CpuContext(Context);
 
 enum Context {
     Portable(PortableContext),
+    #[cfg(target_arch = "x86_64")]
+    X86(X86Context),
 }
 
 macro_rules! each {
     ($backend:expr, $kind:ident, $inner:ident => $call:expr) => {
         match $backend {
             $kind::Portable($inner) => $call,
+            #[cfg(target_arch = "x86_64")]
+            $kind::X86($inner) => $call,
         }
     };
 }
@@ -61,6 +69,16 @@ impl CpuWeights {
             done += bytes;
             progress(done, total);
         };
+        #[cfg(target_arch = "x86_64")]
+        if isa != Isa::Portable {
+            return Ok(Self(Weights::X86(X86Weights::load(
+                source,
+                spec,
+                isa,
+                threads,
+                &mut progress,
+            )?)));
+        }
         Ok(Self(Weights::Portable(PortableWeights::load(source, spec, threads, &mut progress)?)))
     }
 }
@@ -88,6 +106,10 @@ impl CpuContext {
     ) -> Result<Self, ComputeError> {
         isa.require()?;
         check_shape(config)?;
+        #[cfg(target_arch = "x86_64")]
+        if isa != Isa::Portable {
+            return Ok(Self(Context::X86(X86Context::new(config, layers, pages, isa, threads)?)));
+        }
         Ok(Self(Context::Portable(PortableContext::new(config, layers, pages, threads)?)))
     }
 

@@ -2,6 +2,8 @@
 //! (everything that touches weights), [`ContextKernels`] is Tier 2's (append and attend).
 //! `portable` is the oracle; every faster backend is tested against it.
 
+#[cfg(test)]
+mod conformance;
 mod cpu;
 mod error;
 mod isa;
@@ -12,6 +14,8 @@ mod rope;
 pub mod sample;
 mod source;
 mod threads;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub use cpu::{CpuContext, CpuWeights};
 pub use error::ComputeError;

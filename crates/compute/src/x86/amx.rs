@@ -3,8 +3,9 @@
 //! The loop over k stands inside the block, so that nothing of the compiler's can come between the
 //! tiles. Tiles 0 to 3 hold results, 4 and 5 left operands, 6 and 7 right operands.
 
+use super::attention::PAGE;
 use super::product::Chunk;
-use super::tiles::{RESULT_TILE, TILE_ROWS};
+use super::tiles::{PANEL, RESULT_TILE, STEP, TILE, TILE_ROWS};
 use half::bf16;
 use std::arch::asm;
 
@@ -38,8 +39,13 @@ impl Tiles {
     /// # Safety
     /// As `whole`; no tile exceeds 16 rows of 64 bytes.
     pub(super) unsafe fn configure(row_bytes: [u16; 8], rows: [u8; 8]) -> Self {
-        let mut configuration =
-            Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        let mut configuration = Configuration {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: [0; 16],
+            rows: [0; 16],
+        };
         configuration.row_bytes[..8].copy_from_slice(&row_bytes);
         configuration.rows[..8].copy_from_slice(&rows);
         // SAFETY: a valid configuration, 64 bytes, that lives across the instruction.
@@ -102,44 +108,60 @@ macro_rules! tile_loop {
 }
 
 unsafe fn two_by_two(work: &Loop) {
-    tile_loop!(work, [("0", 0), ("1", 1), ("2", 2), ("3", 3)], [
-        "tileloadd tmm6, [{right_0} + {row}*1]",
-        "tileloadd tmm4, [{left_0} + {row}*1]",
-        "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm7, [{right_1} + {row}*1]",
-        "tdpbf16ps tmm1, tmm4, tmm7",
-        "tileloadd tmm5, [{left_1} + {row}*1]",
-        "tdpbf16ps tmm2, tmm5, tmm6",
-        "tdpbf16ps tmm3, tmm5, tmm7"
-    ]);
+    tile_loop!(
+        work,
+        [("0", 0), ("1", 1), ("2", 2), ("3", 3)],
+        [
+            "tileloadd tmm6, [{right_0} + {row}*1]",
+            "tileloadd tmm4, [{left_0} + {row}*1]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{right_1} + {row}*1]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{left_1} + {row}*1]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7"
+        ]
+    );
 }
 
 unsafe fn one_by_two(work: &Loop) {
-    tile_loop!(work, [("0", 0), ("1", 1)], [
-        "tileloadd tmm4, [{left_0} + {row}*1]",
-        "tileloadd tmm6, [{right_0} + {row}*1]",
-        "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm7, [{right_1} + {row}*1]",
-        "tdpbf16ps tmm1, tmm4, tmm7"
-    ]);
+    tile_loop!(
+        work,
+        [("0", 0), ("1", 1)],
+        [
+            "tileloadd tmm4, [{left_0} + {row}*1]",
+            "tileloadd tmm6, [{right_0} + {row}*1]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{right_1} + {row}*1]",
+            "tdpbf16ps tmm1, tmm4, tmm7"
+        ]
+    );
 }
 
 unsafe fn two_by_one(work: &Loop) {
-    tile_loop!(work, [("0", 0), ("2", 2)], [
-        "tileloadd tmm6, [{right_0} + {row}*1]",
-        "tileloadd tmm4, [{left_0} + {row}*1]",
-        "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm5, [{left_1} + {row}*1]",
-        "tdpbf16ps tmm2, tmm5, tmm6"
-    ]);
+    tile_loop!(
+        work,
+        [("0", 0), ("2", 2)],
+        [
+            "tileloadd tmm6, [{right_0} + {row}*1]",
+            "tileloadd tmm4, [{left_0} + {row}*1]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm5, [{left_1} + {row}*1]",
+            "tdpbf16ps tmm2, tmm5, tmm6"
+        ]
+    );
 }
 
 unsafe fn one_by_one(work: &Loop) {
-    tile_loop!(work, [("0", 0)], [
-        "tileloadd tmm4, [{left_0} + {row}*1]",
-        "tileloadd tmm6, [{right_0} + {row}*1]",
-        "tdpbf16ps tmm0, tmm4, tmm6"
-    ]);
+    tile_loop!(
+        work,
+        [("0", 0)],
+        [
+            "tileloadd tmm4, [{left_0} + {row}*1]",
+            "tileloadd tmm6, [{right_0} + {row}*1]",
+            "tdpbf16ps tmm0, tmm4, tmm6"
+        ]
+    );
 }
 
 /// Multiplies one chunk of a product.
@@ -158,7 +180,8 @@ pub(super) unsafe fn multiply(chunk: &Chunk) {
             unsafe {
                 let left = |block| chunk.left.add(block * chunk.left_block);
                 let right = |panel| chunk.right.add(panel * chunk.right_panel);
-                let result = |block, panel| chunk.result.add((block * chunk.panels + panel) * RESULT_TILE);
+                let result =
+                    |block, panel| chunk.result.add((block * chunk.panels + panel) * RESULT_TILE);
                 let (block_1, panel_1) = (second(block, two_blocks), second(panel, two_panels));
                 let work = Loop {
                     left: [left(block), left(block_1)],
@@ -179,6 +202,124 @@ pub(super) unsafe fn multiply(chunk: &Chunk) {
                     (false, false) => one_by_one(&work),
                 }
             }
+        }
+    }
+}
+
+impl Tiles {
+    /// Tiles for attention: 0 to 3 results, 4 a left and 6 a right tile of 32 k, 5 and 7 of 16 k.
+    ///
+    /// # Safety
+    /// As `whole`.
+    pub(super) unsafe fn for_attention() -> Self {
+        let mut row_bytes = [ROW_BYTES as u16; 8];
+        let mut rows = [TILE_ROWS as u8; 8];
+        row_bytes[5] /= 2;
+        rows[7] /= 2;
+        // SAFETY: as promised by the caller.
+        unsafe { Self::configure(row_bytes, rows) }
+    }
+}
+
+macro_rules! load {
+    ($tile:literal, $from:expr, $row_bytes:expr) => {
+        asm!(concat!("tileloadd tmm", $tile, ", [{from} + {row}*1]"),
+            from = in(reg) $from, row = in(reg) $row_bytes, options(nostack, readonly))
+    };
+}
+
+macro_rules! store {
+    ($tile:literal, $into:expr) => {
+        asm!(concat!("tilestored [{into} + {row}*1], tmm", $tile),
+            into = in(reg) $into, row = in(reg) ROW_BYTES, options(nostack))
+    };
+}
+
+macro_rules! multiply {
+    ($result:literal, $left:literal, $right:literal) => {
+        asm!(
+            concat!("tdpbf16ps tmm", $result, ", tmm", $left, ", tmm", $right),
+            options(nostack, nomem)
+        )
+    };
+}
+
+/// into[row][position] = Σ queries[row] · keys[position] for one page.
+///
+/// # Safety
+/// Tiles are configured for attention; queries are [d / 32][16][32], keys [d / 2][16][2].
+pub(super) unsafe fn score_page(
+    queries: *const bf16,
+    keys: *const bf16,
+    head_dim: usize,
+    into: *mut f32,
+) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        asm!("tilezero tmm0", options(nostack, nomem));
+        for step in 0..head_dim / STEP {
+            load!("4", queries.add(step * TILE), ROW_BYTES);
+            load!("6", keys.add(step * TILE), ROW_BYTES);
+            multiply!("0", "4", "6");
+        }
+        if !head_dim.is_multiple_of(STEP) {
+            let step = head_dim / STEP;
+            load!("5", queries.add(step * TILE), ROW_BYTES);
+            load!("7", keys.add(step * TILE), ROW_BYTES);
+            multiply!("0", "5", "7");
+        }
+        store!("0", into);
+    }
+}
+
+/// into[row] += Σ weights[row][position] · values[position] over a block's pages.
+///
+/// # Safety
+/// Tiles are configured for attention; weights are [position / 32][16][32], each page's values
+/// [16 / 2][d][2], `into` [d / 16][16][16].
+pub(super) unsafe fn add_values(
+    weights: *const bf16,
+    values: &[*const bf16],
+    head_dim: usize,
+    into: *mut f32,
+) {
+    let row_bytes = head_dim * 2 * size_of::<bf16>();
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let weights = |page: usize| weights.add(page / 2 * TILE + page % 2 * PAGE);
+        let column = |values: *const bf16, column: usize| values.add(2 * PANEL * column);
+        let columns = head_dim / PANEL;
+        for first in (0..columns / 4 * 4).step_by(4) {
+            let into = into.add(first * RESULT_TILE);
+            load!("0", into, ROW_BYTES);
+            load!("1", into.add(RESULT_TILE), ROW_BYTES);
+            load!("2", into.add(2 * RESULT_TILE), ROW_BYTES);
+            load!("3", into.add(3 * RESULT_TILE), ROW_BYTES);
+            for (page, &values) in values.iter().enumerate() {
+                load!("5", weights(page), ROW_BYTES);
+                load!("7", column(values, first), row_bytes);
+                multiply!("0", "5", "7");
+                load!("7", column(values, first + 1), row_bytes);
+                multiply!("1", "5", "7");
+                load!("7", column(values, first + 2), row_bytes);
+                multiply!("2", "5", "7");
+                load!("7", column(values, first + 3), row_bytes);
+                multiply!("3", "5", "7");
+            }
+            store!("0", into);
+            store!("1", into.add(RESULT_TILE));
+            store!("2", into.add(2 * RESULT_TILE));
+            store!("3", into.add(3 * RESULT_TILE));
+        }
+        for last in columns / 4 * 4..columns {
+            let into = into.add(last * RESULT_TILE);
+            load!("0", into, ROW_BYTES);
+            for (page, &values) in values.iter().enumerate() {
+                load!("5", weights(page), ROW_BYTES);
+                load!("7", column(values, last), row_bytes);
+                multiply!("0", "5", "7");
+            }
+            store!("0", into);
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::math::{LOG2_E, ROUND_MAGIC};
 const EXP2_MIN: f32 = -126.0;
 /// Coefficients of 2^r on |r| ≤ 1/2, from r^6 down to r^0: (ln 2)^n / n!.
 const EXP2_COEFFICIENTS: [f32; 7] =
-    [1.540_353e-4, 1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 2.402_265_1e-1, 6.931_472e-1, 1.0];
+    [1.540_353e-4, 1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 2.402_265e-1, 6.931_472e-1, 1.0];
 
 /// 2^x for x ≤ 127; 0 below [`EXP2_MIN`], -∞ included.
 #[inline(always)]
@@ -38,7 +38,8 @@ pub(super) unsafe fn silu<L: Lanes>(x: L) -> L {
         let divisor = exp2(power).add(L::splat(1.0));
         let mut reciprocal = divisor.guess_reciprocal();
         for _ in 0..3 {
-            let two_minus = divisor.multiply(L::splat(-1.0)).multiply_add(reciprocal, L::splat(2.0));
+            let two_minus =
+                divisor.multiply(L::splat(-1.0)).multiply_add(reciprocal, L::splat(2.0));
             reciprocal = reciprocal.multiply(two_minus);
         }
         x.multiply(reciprocal)

@@ -25,7 +25,6 @@ pub(super) trait Lanes: Copy {
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, into: *mut f32);
-    unsafe fn load_bf16(from: *const bf16) -> Self;
     /// Rounds to nearest, ties to even.
     unsafe fn store_bf16(self, into: *mut bf16);
     unsafe fn add(self, other: Self) -> Self;
@@ -63,7 +62,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn sum(self) -> f32 {
         // SAFETY: as promised by the caller.
         let array = unsafe { self.to_array() };
-        let fold = |from: usize| (array[from] + array[from + 8]) + (array[from + 4] + array[from + 12]);
+        let fold =
+            |from: usize| (array[from] + array[from + 8]) + (array[from + 4] + array[from + 12]);
         (fold(0) + fold(2)) + (fold(1) + fold(3))
     }
 
@@ -72,7 +72,9 @@ pub(super) trait Lanes: Copy {
     unsafe fn largest(self) -> f32 {
         // SAFETY: as promised by the caller.
         let array = unsafe { self.to_array() };
-        array.into_iter().fold(f32::NEG_INFINITY, |largest, value| if value > largest { value } else { largest })
+        array
+            .into_iter()
+            .fold(f32::NEG_INFINITY, |largest, value| if value > largest { value } else { largest })
     }
 }
 
@@ -97,13 +99,6 @@ macro_rules! zmm_common {
         #[inline(always)]
         unsafe fn store(self, into: *mut f32) {
             unsafe { _mm512_storeu_ps(into, self.0) }
-        }
-        #[inline(always)]
-        unsafe fn load_bf16(from: *const bf16) -> Self {
-            unsafe {
-                let halves = _mm256_loadu_si256(from.cast());
-                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))))
-            }
         }
         #[inline(always)]
         unsafe fn add(self, other: Self) -> Self {
@@ -171,7 +166,10 @@ impl Lanes for Zmm {
             // NaN keeps its high bits, made quiet, so that rounding cannot carry it into infinity.
             let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
             let rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x0040_0000));
-            _mm256_storeu_si256(into.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded)));
+            _mm256_storeu_si256(
+                into.cast(),
+                _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded)),
+            );
         }
     }
     #[inline(always)]
@@ -205,7 +203,7 @@ impl Lanes for ZmmBf16 {
     #[inline(always)]
     unsafe fn store_bf16(self, into: *mut bf16) {
         unsafe {
-            let rounded: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(self.0));
+            let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(self.0));
             _mm256_storeu_si256(into.cast(), rounded);
         }
     }
@@ -220,8 +218,8 @@ impl Lanes for ZmmBf16 {
     #[inline(always)]
     unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
         unsafe {
-            let (a, b): (__m512bh, __m512bh) = (std::mem::transmute(a), std::mem::transmute(b));
-            Self(_mm512_dpbf16_ps(self.0, a, b))
+            let bf16 = |pairs| std::mem::transmute::<__m512i, __m512bh>(pairs);
+            Self(_mm512_dpbf16_ps(self.0, bf16(a), bf16(b)))
         }
     }
 }
@@ -257,22 +255,13 @@ impl Lanes for Ymm2 {
         }
     }
     #[inline(always)]
-    unsafe fn load_bf16(from: *const bf16) -> Self {
-        unsafe {
-            let widen = |from: *const bf16| {
-                let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
-            };
-            Self(widen(from), widen(from.add(8)))
-        }
-    }
-    #[inline(always)]
     unsafe fn store_bf16(self, into: *mut bf16) {
         unsafe {
             let round = |values: __m256| {
                 let bits = _mm256_castps_si256(values);
                 let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-                let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+                let rounded =
+                    _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
                 let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
                 let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(values, values));
                 _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan))
@@ -297,7 +286,10 @@ impl Lanes for Ymm2 {
     #[inline(always)]
     unsafe fn multiply_add(self, factor: Self, addend: Self) -> Self {
         unsafe {
-            Self(_mm256_fmadd_ps(self.0, factor.0, addend.0), _mm256_fmadd_ps(self.1, factor.1, addend.1))
+            Self(
+                _mm256_fmadd_ps(self.0, factor.0, addend.0),
+                _mm256_fmadd_ps(self.1, factor.1, addend.1),
+            )
         }
     }
     #[inline(always)]
@@ -339,7 +331,8 @@ impl Lanes for Ymm2 {
     #[inline(always)]
     unsafe fn load_pairs(from: *const bf16) -> Self::Pairs {
         unsafe {
-            let (low, high) = (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(16).cast()));
+            let (low, high) =
+                (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(16).cast()));
             let mask = _mm256_set1_epi32(HIGH_HALF);
             [
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
@@ -361,7 +354,8 @@ impl Lanes for Ymm2 {
     #[inline(always)]
     unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
         unsafe {
-            let first = Self(_mm256_fmadd_ps(a[0], b[0], self.0), _mm256_fmadd_ps(a[1], b[1], self.1));
+            let first =
+                Self(_mm256_fmadd_ps(a[0], b[0], self.0), _mm256_fmadd_ps(a[1], b[1], self.1));
             Self(_mm256_fmadd_ps(a[2], b[2], first.0), _mm256_fmadd_ps(a[3], b[3], first.1))
         }
     }

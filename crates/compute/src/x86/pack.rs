@@ -38,9 +38,11 @@ impl Panels {
     ) -> Result<Self, ComputeError> {
         // (tensor, its rows, first panel, panels between its panels)
         let parts: Vec<(Tensor, usize, usize, usize)> = match sources {
-            Sources::Interleaved(tensors, rows) => {
-                tensors.into_iter().enumerate().map(|(index, tensor)| (tensor, rows, index, 2)).collect()
-            }
+            Sources::Interleaved(tensors, rows) => tensors
+                .into_iter()
+                .enumerate()
+                .map(|(index, tensor)| (tensor, rows, index, 2))
+                .collect(),
             Sources::Stacked(tensors) => {
                 let mut first = 0;
                 let place = |&(tensor, rows): &(Tensor, usize)| {

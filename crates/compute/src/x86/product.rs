@@ -8,7 +8,7 @@ use super::amx::{self, Tiles};
 use super::pack::Panels;
 use super::tiles::{RESULT_TILE, Rows, STEP, TILE, TILE_ROWS};
 use super::vector;
-use crate::memory::Memory;
+use crate::memory::{Memory, SharedMut};
 use crate::{ComputeError, Isa, Threads};
 use half::bf16;
 use std::ops::Range;
@@ -88,7 +88,8 @@ impl Blocking {
         let padded = rows.min(ROWS_MAX).next_multiple_of(TILE_ROWS).max(TILE_ROWS);
         let units_max = (RESULTS_MAX / padded / 16 / unit).max(1);
         let blocks_min = units.div_ceil(units_max);
-        let blocks = blocks_min.max(threads * BLOCKS_PER_THREAD).next_multiple_of(threads).min(units).max(1);
+        let blocks =
+            blocks_min.max(threads * BLOCKS_PER_THREAD).next_multiple_of(threads).min(units).max(1);
         let steps = (LEFT_MAX / padded / STEP).max(STEPS_MIN);
         Self { rows: ROWS_MAX, steps, blocks, unit, units }
     }
@@ -103,7 +104,8 @@ impl Multiplier {
     /// Room for products with units of up to `unit_max` panels.
     pub(super) fn new(isa: Isa, threads: usize, unit_max: usize) -> Result<Self, ComputeError> {
         let room = RESULTS_MAX.max(ROWS_MAX * 16 * unit_max);
-        let results: Result<_, _> = (0..threads).map(|_| Memory::zeroed("product results", room)).collect();
+        let results: Result<_, _> =
+            (0..threads).map(|_| Memory::zeroed("product results", room)).collect();
         Ok(Self { isa, results: results? })
     }
 
@@ -123,10 +125,12 @@ impl Multiplier {
         let tasks = row_blocks * blocking.blocks;
         let next = AtomicUsize::new(0);
         let isa = self.isa;
-        let results = SharedResults(self.results.as_mut_ptr());
+        let results = SharedMut::new(&mut self.results);
         threads.run(|thread, _| {
             // SAFETY: each thread has a result block of its own.
-            let results = unsafe { results.of(thread) };
+            let [results] = (unsafe { results.part(thread, 1) }) else {
+                unreachable!("one was asked for")
+            };
             // SAFETY: the constructor's caller made sure that the machine has the instruction set.
             let _tiles = (isa == Isa::Amx).then(|| unsafe { Tiles::whole() });
             loop {
@@ -144,7 +148,12 @@ impl Multiplier {
                     steps: blocking.steps,
                 };
                 task.multiply(isa, left, weights, results);
-                epilogue(&Block { rows: task.rows, panels: task.panels, index: task.index, values: results });
+                epilogue(&Block {
+                    rows: task.rows,
+                    panels: task.panels,
+                    index: task.index,
+                    values: results,
+                });
             }
         });
     }
@@ -168,7 +177,9 @@ impl Task {
         for start in (0..left.steps).step_by(self.steps) {
             let chunk = Chunk {
                 // SAFETY: tiles inside the left operand; whoever made it has room for all rows.
-                left: unsafe { left.pointer.add((self.rows.start / TILE_ROWS * left.steps + start) * TILE) },
+                left: unsafe {
+                    left.pointer.add((self.rows.start / TILE_ROWS * left.steps + start) * TILE)
+                },
                 left_block: left.steps * TILE,
                 rows: self.rows.len(),
                 // SAFETY: `panel` checks the panel; `start` is below its steps.
@@ -187,22 +198,5 @@ impl Task {
                 }
             }
         }
-    }
-}
-
-/// The threads' result blocks, one for each.
-#[derive(Clone, Copy)]
-struct SharedResults(*mut Memory<f32>);
-
-// SAFETY: each thread takes only its own.
-unsafe impl Send for SharedResults {}
-// SAFETY: as above.
-unsafe impl Sync for SharedResults {}
-
-impl SharedResults {
-    #[allow(clippy::mut_from_ref)] // each thread takes only its own
-    unsafe fn of(&self, thread: usize) -> &mut [f32] {
-        // SAFETY: as many as threads, by `Multiplier::new`; one borrower each, by the caller.
-        unsafe { &mut *self.0.add(thread) }
     }
 }

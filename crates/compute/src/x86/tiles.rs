@@ -38,7 +38,12 @@ impl Activations {
     pub(super) fn reshape(&mut self, width: usize) -> RowsMut<'_> {
         let steps = width.div_ceil(STEP);
         assert!(steps <= self.steps, "rows of {width} in a buffer of {} steps", self.steps);
-        RowsMut { width, steps, pointer: self.values.as_mut_ptr(), borrow: std::marker::PhantomData }
+        RowsMut {
+            width,
+            steps,
+            pointer: self.values.as_mut_ptr(),
+            borrow: std::marker::PhantomData,
+        }
     }
 
     /// The rows as last written, `width` wide.

@@ -1,0 +1,173 @@
+//! Tier 2's kernels.
+
+use super::model::{Shape, noise};
+use super::{assert_close, fast_paths};
+use crate::{AttendRow, ContextKernels, CpuContext, Isa};
+use glinthawk_flight::Buffer;
+use half::bf16;
+
+/// A prompt's context: which pages hold it, scattered over the store.
+struct Prompt {
+    seed: u64,
+    pages: Vec<u32>,
+}
+
+impl Prompt {
+    /// Prompts take every `of`-th page, from the store's end backwards.
+    fn new(seed: u64, positions: usize, of: usize) -> Self {
+        let count = positions.div_ceil(16);
+        Self {
+            seed,
+            pages: (0..count).rev().map(|page| (page * of + seed as usize) as u32).collect(),
+        }
+    }
+
+    fn row(&self, position: u32) -> AttendRow<'_> {
+        AttendRow { position, pages: &self.pages[..position as usize / 16 + 1] }
+    }
+}
+
+/// Attends rows (prompt, position) as one batch; returns each row's output.
+fn attend(context: &mut CpuContext, shape: &Shape, rows: &[(&Prompt, u32)]) -> Vec<Vec<bf16>> {
+    let config = shape.config();
+    let mut qkv = Buffer::zeroed(rows.len() * config.qkv_width() * 2);
+    for (&(prompt, position), values) in
+        rows.iter().zip(qkv.bf16_mut().chunks_exact_mut(config.qkv_width()))
+    {
+        for (column, value) in values.iter_mut().enumerate() {
+            let seed = 1000 * prompt.seed + u64::from(position);
+            *value = bf16::from_f32(2.0 * noise(seed, column as u64));
+        }
+    }
+    let mut attended = Buffer::zeroed(rows.len() * config.query_width() * 2);
+    let rows: Vec<AttendRow<'_>> =
+        rows.iter().map(|(prompt, position)| prompt.row(*position)).collect();
+    context.attend(1, &rows, &qkv, &mut attended);
+    attended.bf16().chunks_exact(config.query_width()).map(<[bf16]>::to_vec).collect()
+}
+
+/// Attends a prompt from its start in chunks; returns every position's output.
+fn attend_in_chunks(
+    context: &mut CpuContext,
+    shape: &Shape,
+    prompt: &Prompt,
+    end: u32,
+    chunk: u32,
+) -> Vec<Vec<bf16>> {
+    let chunks = (0..end).step_by(chunk as usize).map(|start| start..(start + chunk).min(end));
+    chunks
+        .flat_map(|positions| {
+            let rows: Vec<_> = positions.map(|position| (prompt, position)).collect();
+            attend(context, shape, &rows)
+        })
+        .collect()
+}
+
+fn shapes() -> Vec<Shape> {
+    let base = Shape::default();
+    let mut shapes: Vec<Shape> =
+        (1..=8).map(|group| Shape { heads: 2 * group, kv_heads: 2, ..base.clone() }).collect();
+    shapes.extend([80, 96, 128, 16].map(|head_dim| Shape {
+        head_dim,
+        heads: 6,
+        kv_heads: 2,
+        ..base.clone()
+    }));
+    shapes.push(Shape { heads: 20, kv_heads: 1, ..base.clone() });
+    shapes.push(Shape { window: Some(1), ..base.clone() });
+    shapes.push(Shape { window: Some(37), ..base });
+    shapes
+}
+
+#[test]
+fn paths_agree_with_the_oracle() {
+    for shape in shapes() {
+        let mut oracle = shape.context(Isa::Portable, 2, 64);
+        let (one, other) = (Prompt::new(1, 150, 3), Prompt::new(2, 70, 3));
+        let expected = [
+            attend_in_chunks(&mut oracle, &shape, &one, 150, 50).concat(),
+            attend_in_chunks(&mut oracle, &shape, &other, 70, 70).concat(),
+        ]
+        .concat();
+        for isa in fast_paths() {
+            let mut context = shape.context(isa, 2, 64);
+            let found = [
+                attend_in_chunks(&mut context, &shape, &one, 150, 50).concat(),
+                attend_in_chunks(&mut context, &shape, &other, 70, 70).concat(),
+            ]
+            .concat();
+            let wide =
+                |values: &[bf16]| values.iter().map(|value| value.to_f32()).collect::<Vec<_>>();
+            assert_close(
+                &format!("{isa}: attention of {shape:?}"),
+                &wide(&found),
+                &wide(&expected),
+                0.012,
+            );
+        }
+    }
+}
+
+#[test]
+fn bits_depend_on_the_row_alone() {
+    for window in [None, Some(100)] {
+        let shape = Shape { heads: 6, kv_heads: 2, window, ..Shape::default() };
+        for isa in Isa::available() {
+            // Long enough for several splits, where the path is fast enough for the test.
+            let end = if isa == Isa::Portable { 100 } else { 2100 };
+            let prompt = Prompt::new(1, end as usize, 2);
+            let other = Prompt::new(2, 40, 2);
+            let pages = 2 * prompt.pages.len() + 2;
+            let expected =
+                attend_in_chunks(&mut shape.context(isa, 1, pages), &shape, &prompt, end, 300);
+            for (threads, chunk) in [(1, 1), (2, 16), (3, 2100), (2, 7)] {
+                // One row at a time takes long: only the last positions of a long prompt.
+                let mut context = shape.context(isa, threads, pages);
+                let from = if chunk < 16 && end > 300 { end - 150 } else { 0 };
+                attend_in_chunks(&mut context, &shape, &prompt, from, 300);
+                let starts = (from..end).step_by(chunk as usize);
+                let mut found = Vec::new();
+                for start in starts {
+                    let mut rows: Vec<_> = (start..(start + chunk).min(end))
+                        .map(|position| (&prompt, position))
+                        .collect();
+                    // Another prompt's row beside them, first or last.
+                    let position = start / chunk % 40;
+                    let place = if start % 2 == 0 { 0 } else { rows.len() };
+                    rows.insert(place, (&other, position));
+                    let mut outputs = attend(&mut context, &shape, &rows);
+                    outputs.remove(place);
+                    found.extend(outputs);
+                }
+                for (position, (found, expected)) in
+                    (from..).zip(found.iter().zip(&expected[from as usize..]))
+                {
+                    assert!(
+                        found == expected,
+                        "{isa}: position {position}, {threads} threads, chunks of {chunk}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn leftovers_of_another_prompt_do_no_harm() {
+    let shape = Shape::default();
+    for isa in Isa::available() {
+        let mut context = shape.context(isa, 1, 4);
+        let mut clean = shape.context(isa, 1, 4);
+        let prompt = Prompt::new(1, 20, 1);
+        // A prompt full of NaN used the page before.
+        let mut qkv = Buffer::zeroed(shape.config().qkv_width() * 2);
+        qkv.bf16_mut().fill(bf16::NAN);
+        let mut attended = Buffer::zeroed(shape.config().query_width() * 2);
+        for position in 0..16 {
+            context.attend(1, &[prompt.row(position)], &qkv, &mut attended);
+        }
+        context.attend(1, &[], &qkv, &mut attended);
+        let found = attend_in_chunks(&mut context, &shape, &prompt, 20, 3);
+        assert!(found == attend_in_chunks(&mut clean, &shape, &prompt, 20, 3), "{isa}");
+    }
+}

@@ -1,0 +1,202 @@
+//! Tier 1's kernels.
+
+use super::model::{Shape, noise};
+use super::{assert_close, fast_paths};
+use crate::{CpuWeights, Isa, ShardIn, ShardOut, WeightKernels, sample};
+use glinthawk_flight::Buffer;
+use half::bf16;
+
+/// Everything a batch of rows leaves behind.
+struct Outcome {
+    qkv: Vec<bf16>,
+    residual: Vec<f32>,
+    logits: Vec<f32>,
+    tokens: Vec<u32>,
+}
+
+/// Sends `shards` of rows (by index) through one layer. A row's token, position and attention
+/// output depend on its index alone.
+fn run(weights: &mut CpuWeights, shape: &Shape, shards: &[&[u64]]) -> Outcome {
+    let config = shape.config();
+    let rows: Vec<u64> = shards.concat();
+    let starts: Vec<usize> = shards
+        .iter()
+        .scan(0, |sum, shard| {
+            *sum += shard.len();
+            Some(*sum - shard.len())
+        })
+        .collect();
+    let slab = |shard: usize| starts[shard]..starts[shard] + shards[shard].len();
+    for (shard, rows) in shards.iter().enumerate() {
+        let tokens: Vec<u32> =
+            rows.iter().map(|row| (row * 7 % config.vocab as u64) as u32).collect();
+        weights.embed(slab(shard), &tokens);
+    }
+    let positions: Vec<Vec<u32>> = shards
+        .iter()
+        .map(|rows| rows.iter().map(|row| (row * 13 % 500) as u32).collect())
+        .collect();
+    let buffer = |rows: usize, width: usize| Buffer::zeroed(rows * width * 2);
+    let mut qkv: Vec<Buffer> =
+        shards.iter().map(|rows| buffer(rows.len(), config.qkv_width())).collect();
+    let mut out: Vec<ShardOut<'_, Buffer>> = (0..shards.len())
+        .zip(&mut qkv)
+        .map(|(shard, qkv)| ShardOut { slab: slab(shard), positions: &positions[shard], qkv })
+        .collect();
+    weights.pre_attention(1, &mut out);
+    let attended: Vec<Buffer> = shards
+        .iter()
+        .map(|rows| {
+            let mut buffer = buffer(rows.len(), config.query_width());
+            for (row, values) in
+                rows.iter().zip(buffer.bf16_mut().chunks_exact_mut(config.query_width()))
+            {
+                for (column, value) in values.iter_mut().enumerate() {
+                    *value = bf16::from_f32(noise(row + 77, column as u64));
+                }
+            }
+            buffer
+        })
+        .collect();
+    let into: Vec<ShardIn<'_, Buffer>> = (0..shards.len())
+        .map(|shard| ShardIn { slab: slab(shard), attended: &attended[shard] })
+        .collect();
+    weights.post_attention(1, &into);
+    let mut residual = vec![0.0; rows.len() * config.hidden];
+    weights.get_residual(0..rows.len(), &mut residual);
+    let all: Vec<usize> = (0..rows.len()).collect();
+    let mut logits = vec![0.0; rows.len() * config.vocab];
+    weights.classify(&all, &mut logits);
+    let mut tokens = vec![0; rows.len()];
+    weights.classify_greedy(&all, &mut tokens);
+    Outcome {
+        qkv: qkv.iter().flat_map(|buffer| buffer.bf16().to_vec()).collect(),
+        residual,
+        logits,
+        tokens,
+    }
+}
+
+fn shapes() -> Vec<Shape> {
+    let base = Shape::default();
+    vec![
+        base.clone(),
+        Shape { hidden: 50, feed_forward: 67, vocab: 33, tied: true, ..base.clone() },
+        Shape { heads: 3, kv_heads: 3, head_dim: 80, qkv_bias: true, ..base.clone() },
+        Shape { heads: 8, kv_heads: 1, head_dim: 96, qk_norm: true, hidden: 77, ..base.clone() },
+        Shape {
+            heads: 6,
+            kv_heads: 2,
+            head_dim: 128,
+            qkv_bias: true,
+            qk_norm: true,
+            ..base.clone()
+        },
+        Shape {
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 16,
+            hidden: 1100,
+            feed_forward: 1500,
+            vocab: 1000,
+            ..base
+        },
+    ]
+}
+
+#[test]
+fn paths_agree_with_the_oracle() {
+    for shape in shapes() {
+        let mut oracle = shape.weights(Isa::Portable, 2, 64);
+        let rows: Vec<u64> = (0..37).collect();
+        for shards in [vec![&rows[..1]], vec![&rows[..17], &[], &rows[17..]]] {
+            let expected = run(&mut oracle, &shape, &shards);
+            for isa in fast_paths() {
+                let found = run(&mut shape.weights(isa, 2, 64), &shape, &shards);
+                let what = |part: &str| format!("{isa}: {part} of {shape:?}");
+                let wide =
+                    |values: &[bf16]| values.iter().map(|value| value.to_f32()).collect::<Vec<_>>();
+                assert_close(&what("q, k, v"), &wide(&found.qkv), &wide(&expected.qkv), 0.012);
+                assert_close(&what("residual"), &found.residual, &expected.residual, 0.006);
+                assert_close(&what("logits"), &found.logits, &expected.logits, 0.02);
+                for (token, logits) in
+                    found.tokens.iter().zip(found.logits.chunks_exact(shape.vocab))
+                {
+                    assert_eq!(*token, sample::argmax(logits), "{}", what("greedy token"));
+                }
+            }
+        }
+    }
+}
+
+/// The bits of one row's results, wherever it stands.
+fn bits_of(outcome: &Outcome, shape: &Shape, place: usize) -> Vec<u32> {
+    let config = shape.config();
+    let qkv = outcome.qkv[place * config.qkv_width()..][..config.qkv_width()]
+        .iter()
+        .map(|value| u32::from(value.to_bits()));
+    let residual = outcome.residual[place * config.hidden..][..config.hidden]
+        .iter()
+        .map(|value| value.to_bits());
+    let logits =
+        outcome.logits[place * config.vocab..][..config.vocab].iter().map(|value| value.to_bits());
+    qkv.chain(residual).chain(logits).chain([outcome.tokens[place]]).collect()
+}
+
+#[test]
+fn bits_depend_on_the_row_alone() {
+    let big = Shape {
+        hidden: 160,
+        heads: 6,
+        kv_heads: 2,
+        feed_forward: 1100,
+        vocab: 700,
+        qk_norm: true,
+        ..Shape::default()
+    };
+    for isa in Isa::available() {
+        let mut alone = big.weights(isa, 1, 600);
+        let expected: Vec<Vec<u32>> =
+            [0u64, 5].map(|row| bits_of(&run(&mut alone, &big, &[&[row]]), &big, 0)).to_vec();
+        for threads in [1, 2, 3] {
+            let mut weights = big.weights(isa, threads, 600);
+            // More rows than one block of rows holds, where the path is fast enough for the test.
+            let many = if isa == Isa::Portable { 40 } else { 570 };
+            let rest: Vec<u64> = (6..many).collect();
+            for shards in
+                [vec![&[0u64, 5][..]], vec![&[9, 5, 0][..], &[3]], vec![&rest[..], &[5, 0]]]
+            {
+                let outcome = run(&mut weights, &big, &shards);
+                for (place, row) in shards
+                    .concat()
+                    .into_iter()
+                    .enumerate()
+                    .filter(|entry| [0, 5].contains(&entry.1))
+                {
+                    let expected = &expected[usize::from(row == 5)];
+                    assert!(
+                        bits_of(&outcome, &big, place) == *expected,
+                        "{isa}: row {row} at {place}, {threads} threads"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn residuals_pass_through() {
+    let shape = Shape { hidden: 50, ..Shape::default() };
+    for isa in Isa::available() {
+        let mut weights = shape.weights(isa, 1, 8);
+        let residual: Vec<f32> = (0..100).map(|index| noise(1, index)).collect();
+        weights.put_residual(3..5, &residual);
+        let mut found = vec![0.0; 100];
+        weights.get_residual(3..5, &mut found);
+        assert_eq!(found, residual);
+        weights.pre_attention(0, &mut []);
+        weights.post_attention(0, &[]);
+        weights.classify(&[], &mut []);
+        weights.classify_greedy(&[], &mut []);
+    }
+}

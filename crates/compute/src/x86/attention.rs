@@ -1,0 +1,340 @@
+//! Attention of one tile: up to 16 (row, query head) pairs of one prompt that share a key/value
+//! head, over a range of its positions, by online softmax.
+//!
+//! Positions go in blocks of 64 and splits of 1024, cut at the same positions for every row, and a
+//! position that a row may not see adds exact zeros: a row's bits depend on the row alone, not on
+//! the rows it shares the tile with, nor on how many threads share its splits.
+
+use super::amx;
+use super::for_each_isa;
+use super::functions::exp2;
+use super::lanes::{LANES, Lanes};
+use super::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
+use super::vector::{DotRows, dot_rows};
+use crate::ComputeError;
+use crate::memory::Memory;
+use glinthawk_flight::PAGE_POSITIONS;
+use half::bf16;
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::ops::Range;
+
+/// Positions of one page.
+pub(super) const PAGE: usize = PAGE_POSITIONS as usize;
+/// Pages between two updates of the softmax.
+const BLOCK_PAGES: usize = 4;
+/// Pages of a split.
+pub(super) const SPLIT_PAGES: usize = 64;
+/// Stands for "no score yet": below any score, but finite, so that differences stay numbers.
+const MAXIMUM_NONE: f32 = -1e30;
+
+/// The pages of one layer and one key/value head.
+#[derive(Clone, Copy)]
+pub(super) struct HeadPages {
+    /// Keys of page 0 of this head: [d / 2][16 positions][2], then its values: [16 / 2][d][2].
+    pub(super) first: *const bf16,
+    /// Values from one page to the next.
+    pub(super) stride: usize,
+    pub(super) head_dim: usize,
+}
+
+// SAFETY: only read while attending.
+unsafe impl Send for HeadPages {}
+// SAFETY: as above.
+unsafe impl Sync for HeadPages {}
+
+impl HeadPages {
+    #[inline(always)]
+    unsafe fn keys(&self, page: u32) -> *const bf16 {
+        // SAFETY: the page exists, as promised by the caller.
+        unsafe { self.first.add(page as usize * self.stride) }
+    }
+
+    #[inline(always)]
+    unsafe fn values(&self, page: u32) -> *const bf16 {
+        // SAFETY: as above; values follow the keys.
+        unsafe { self.keys(page).add(PAGE * self.head_dim) }
+    }
+}
+
+/// Running softmax of a tile: maxima, sums of weights, and weighted sums of values.
+pub(super) struct Part {
+    maxima: [f32; TILE_ROWS],
+    sums: [f32; TILE_ROWS],
+    /// [d / 16][16 rows][16]
+    values: Memory<f32>,
+}
+
+impl Part {
+    pub(super) fn new(head_dim: usize) -> Result<Self, ComputeError> {
+        let values = Memory::zeroed("attention sums", head_dim / LANES * RESULT_TILE)?;
+        Ok(Self { maxima: [MAXIMUM_NONE; TILE_ROWS], sums: [0.0; TILE_ROWS], values })
+    }
+
+    /// As if nothing had been seen.
+    pub(super) fn clear(&mut self) {
+        self.maxima = [MAXIMUM_NONE; TILE_ROWS];
+        self.sums = [0.0; TILE_ROWS];
+        self.values.fill(0.0);
+    }
+}
+
+/// One thread's scratch.
+pub(super) struct Workspace {
+    /// [d / 32][16 rows][32]
+    pub(super) queries: Memory<bf16>,
+    /// [page of the block][16 rows][16 positions]
+    scores: Memory<f32>,
+    /// [64 / 32][16 rows][32 positions]
+    weights: Memory<bf16>,
+    pub(super) part: Part,
+    pub(super) total: Part,
+}
+
+impl Workspace {
+    pub(super) fn new(head_dim: usize) -> Result<Self, ComputeError> {
+        Ok(Self {
+            queries: Memory::zeroed("queries", head_dim.div_ceil(STEP) * TILE)?,
+            scores: Memory::zeroed("scores", BLOCK_PAGES * RESULT_TILE)?,
+            weights: Memory::zeroed("attention weights", BLOCK_PAGES * PAGE / STEP * TILE)?,
+            part: Part::new(head_dim)?,
+            total: Part::new(head_dim)?,
+        })
+    }
+}
+
+/// The rows of a tile and what each may see.
+pub(super) struct Tile<'a> {
+    pub(super) pages: &'a [u32],
+    /// First position each tile row sees, and its last.
+    pub(super) seen: [(u32, u32); TILE_ROWS],
+    pub(super) rows: usize,
+    /// Whether products run on AMX tiles, configured for attention on this thread.
+    pub(super) tiles: bool,
+}
+
+impl Tile<'_> {
+    /// Pages that any row sees.
+    pub(super) fn range(&self) -> Range<usize> {
+        let rows = &self.seen[..self.rows];
+        let first = rows.iter().map(|seen| seen.0).min().expect("a tile has rows");
+        let last = rows.iter().map(|seen| seen.1).max().expect("a tile has rows");
+        first as usize / PAGE..last as usize / PAGE + 1
+    }
+}
+
+/// Attends the queries in `work` to the given pages, all of one split, into `work.part`.
+#[inline(always)]
+unsafe fn attend_lanes<L: Lanes>(
+    tile: &Tile<'_>,
+    head: HeadPages,
+    range: &Range<usize>,
+    work: &mut Workspace,
+) {
+    work.part.clear();
+    let mut page = range.start;
+    while page < range.end {
+        let end = (page / BLOCK_PAGES * BLOCK_PAGES + BLOCK_PAGES).min(range.end);
+        let pages = &tile.pages[page..end];
+        let next = &tile.pages[end..(end + BLOCK_PAGES).min(range.end)];
+        // SAFETY: pages of the tile exist, and buffers have room for a block, by construction.
+        unsafe {
+            for (index, &page) in pages.iter().enumerate() {
+                let into = work.scores[index * RESULT_TILE..][..RESULT_TILE].as_mut_ptr();
+                score_page::<L>(tile, head, page, &work.queries, into);
+            }
+            for &page in next {
+                prefetch(head.keys(page), 2 * PAGE * head.head_dim);
+            }
+            for row in 0..tile.rows {
+                weigh_row::<L>(tile, row, page * PAGE, pages.len(), head, work);
+            }
+            add_values::<L>(tile, head, pages, work);
+        }
+        page = end;
+    }
+}
+
+/// Scores of all rows for one page: q · k, not yet scaled.
+#[inline(always)]
+unsafe fn score_page<L: Lanes>(
+    tile: &Tile<'_>,
+    head: HeadPages,
+    page: u32,
+    queries: &[bf16],
+    into: *mut f32,
+) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        if tile.tiles {
+            return amx::score_page(queries.as_ptr(), head.keys(page), head.head_dim, into);
+        }
+        dot_rows::<L>(&DotRows {
+            left: queries.as_ptr(),
+            rows: tile.rows,
+            left_step: TILE,
+            right: head.keys(page),
+            right_pair: 2 * PAGE,
+            pairs: head.head_dim / 2,
+            result: into,
+            accumulate: false,
+        });
+    }
+}
+
+/// Turns one row's scores of a block into weights, and rescales what came before.
+#[inline(always)]
+unsafe fn weigh_row<L: Lanes>(
+    tile: &Tile<'_>,
+    row: usize,
+    position: usize,
+    pages: usize,
+    head: HeadPages,
+    work: &mut Workspace,
+) {
+    let (first, last) = tile.seen[row];
+    // SAFETY: rows and pages inside the block's buffers.
+    unsafe {
+        let scale = L::splat(std::f32::consts::LOG2_E / (head.head_dim as f32).sqrt());
+        let none = L::splat(f32::NEG_INFINITY);
+        let mut scores = [none; BLOCK_PAGES];
+        let mut maximum = none;
+        for (page, score) in scores.iter_mut().enumerate().take(pages) {
+            let start = position + page * PAGE;
+            *score =
+                L::load(work.scores.as_ptr().add(page * RESULT_TILE + row * PAGE)).multiply(scale);
+            if start < first as usize || start + PAGE - 1 > last as usize {
+                let positions = L::load(COUNT.as_ptr()).add(L::splat(start as f32));
+                *score = positions.if_greater(L::splat(last as f32), none, *score);
+                *score = L::splat(first as f32).if_greater(positions, none, *score);
+            }
+            maximum = maximum.max(*score);
+        }
+        let part = &mut work.part;
+        let before = part.maxima[row];
+        let maximum = maximum.largest().max(before);
+        let mut sum = L::splat(0.0);
+        for (page, score) in scores.into_iter().enumerate().take(pages) {
+            let weight = exp2(score.subtract(L::splat(maximum)));
+            sum = sum.add(weight);
+            let place = page / 2 * TILE + row * STEP + page % 2 * PAGE;
+            weight.store_bf16(work.weights.as_mut_ptr().add(place));
+        }
+        if maximum > before {
+            let factor = L::splat(before - maximum);
+            let factor = exp2(factor);
+            for values in part.values.chunks_exact_mut(RESULT_TILE) {
+                let values = values[row * LANES..].as_mut_ptr();
+                L::load(values).multiply(factor).store(values);
+            }
+            part.sums[row] *= factor.to_array()[0];
+            part.maxima[row] = maximum;
+        }
+        part.sums[row] += sum.sum();
+    }
+}
+
+/// Adds the block's values, weighted.
+#[inline(always)]
+unsafe fn add_values<L: Lanes>(
+    tile: &Tile<'_>,
+    head: HeadPages,
+    pages: &[u32],
+    work: &mut Workspace,
+) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        if tile.tiles {
+            let mut values = [std::ptr::null(); BLOCK_PAGES];
+            for (pointer, &page) in values.iter_mut().zip(pages) {
+                *pointer = head.values(page);
+            }
+            let values = &values[..pages.len()];
+            return amx::add_values(
+                work.weights.as_ptr(),
+                values,
+                head.head_dim,
+                work.part.values.as_mut_ptr(),
+            );
+        }
+        for (index, &page) in pages.iter().enumerate() {
+            for column in 0..head.head_dim / LANES {
+                dot_rows::<L>(&DotRows {
+                    left: work.weights.as_ptr().add(index / 2 * TILE + index % 2 * PAGE),
+                    rows: tile.rows,
+                    left_step: TILE,
+                    right: head.values(page).add(2 * LANES * column),
+                    right_pair: 2 * head.head_dim,
+                    pairs: PAGE / 2,
+                    result: work.part.values.as_mut_ptr().add(column * RESULT_TILE),
+                    accumulate: true,
+                });
+            }
+        }
+    }
+}
+
+const COUNT: [f32; LANES] =
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
+
+#[inline(always)]
+unsafe fn prefetch(from: *const bf16, len: usize) {
+    for line in (0..len).step_by(32) {
+        // SAFETY: a prefetch reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.add(line).cast()) };
+    }
+}
+
+for_each_isa! {
+    /// Attends a tile to the pages of one split.
+    fn attend = attend_lanes(tile: &Tile<'_>, head: HeadPages, range: &Range<usize>, work: &mut Workspace)
+}
+
+/// Adds a split's part to the total. Rows that the split had nothing for stay as they are.
+#[inline(always)]
+unsafe fn combine_lanes<L: Lanes>(rows: usize, part: &Part, total: &mut Part) {
+    for row in (0..rows).filter(|&row| part.sums[row] != 0.0) {
+        let maximum = total.maxima[row].max(part.maxima[row]);
+        // SAFETY: rows of both parts, which are of one size.
+        unsafe {
+            let old = exp2(L::splat(total.maxima[row] - maximum));
+            let new = exp2(L::splat(part.maxima[row] - maximum));
+            let tiles = total
+                .values
+                .chunks_exact_mut(RESULT_TILE)
+                .zip(part.values.chunks_exact(RESULT_TILE));
+            for (total, part) in tiles {
+                let total = total[row * LANES..].as_mut_ptr();
+                let part = L::load(part[row * LANES..].as_ptr()).multiply(new);
+                L::load(total).multiply_add(old, part).store(total);
+            }
+            total.sums[row] =
+                total.sums[row] * old.to_array()[0] + part.sums[row] * new.to_array()[0];
+            total.maxima[row] = maximum;
+        }
+    }
+}
+
+for_each_isa! {
+    /// Adds a split's part to the total.
+    fn combine = combine_lanes(rows: usize, part: &Part, total: &mut Part)
+}
+
+/// The attention output of one tile row, `head_dim` values.
+#[inline(always)]
+unsafe fn finish_row_lanes<L: Lanes>(row: usize, total: &Part, into: *mut bf16) {
+    // SAFETY: `into` has room for the head, as promised by the caller.
+    unsafe {
+        let reciprocal = L::splat(1.0 / total.sums[row]);
+        for (column, values) in total.values.chunks_exact(RESULT_TILE).enumerate() {
+            // Adding 0 makes a negative zero positive: whether one arises may depend on the tile.
+            let value =
+                L::load(values[row * LANES..].as_ptr()).multiply_add(reciprocal, L::splat(0.0));
+            value.store_bf16(into.add(column * LANES));
+        }
+    }
+}
+
+for_each_isa! {
+    /// Writes one row's attention output.
+    fn finish_row = finish_row_lanes(row: usize, total: &Part, into: *mut bf16)
+}

@@ -1,0 +1,76 @@
+//! Rows on their way into a product: RMS norm of the residual, or a plain copy, as bf16 tiles.
+
+use super::for_each_isa;
+use super::lanes::{LANES, Lanes};
+use super::tiles::{RowsMut, STEP};
+use half::bf16;
+
+/// Sums of squares kept apart, so that additions overlap; added in one fixed order.
+const SUMS: usize = 4;
+
+/// Σ x², for a width that is a multiple of 16.
+#[inline(always)]
+pub(super) unsafe fn sum_of_squares<L: Lanes>(values: *const f32, width: usize) -> f32 {
+    // SAFETY: `width` values lie there, as promised by the caller.
+    unsafe {
+        let mut sums = [L::splat(0.0); SUMS];
+        for (index, start) in (0..width).step_by(LANES).enumerate() {
+            let value = L::load(values.add(start));
+            sums[index % SUMS] = value.multiply_add(value, sums[index % SUMS]);
+        }
+        sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum()
+    }
+}
+
+/// into[row] = x · weight / √(mean x² + ε), rounded to bf16.
+pub(super) struct NormRow<'a> {
+    /// The residual, padded with zeros to whole steps.
+    pub(super) values: &'a [f32],
+    /// The norm's weights, padded likewise.
+    pub(super) weights: &'a [f32],
+    /// Values that count for the mean.
+    pub(super) width: usize,
+    pub(super) epsilon: f32,
+    pub(super) into: &'a RowsMut<'a>,
+    pub(super) row: usize,
+}
+
+#[inline(always)]
+unsafe fn norm_row_lanes<L: Lanes>(norm: &NormRow<'_>) {
+    let (values, weights) = (norm.values, norm.weights);
+    assert!(
+        values.len() == weights.len() && values.len() == norm.into.steps * STEP,
+        "padded widths of a norm"
+    );
+    // SAFETY: the lengths were checked; `row` is in the buffer by the caller's promise.
+    unsafe {
+        let mean = sum_of_squares::<L>(values.as_ptr(), values.len()) / norm.width as f32;
+        let scale = L::splat(1.0 / (mean + norm.epsilon).sqrt());
+        for start in (0..values.len()).step_by(LANES) {
+            let value = L::load(values.as_ptr().add(start)).multiply(scale);
+            value
+                .multiply(L::load(weights.as_ptr().add(start)))
+                .store_bf16(norm.into.at(norm.row, start));
+        }
+    }
+}
+
+for_each_isa! {
+    /// Norms one row.
+    fn norm_row = norm_row_lanes(norm: &NormRow<'_>)
+}
+
+/// Copies one row; its width is a multiple of 16.
+pub(super) fn copy_row(values: &[bf16], into: &RowsMut<'_>, row: usize) {
+    assert_eq!(values.len(), into.width, "width of a copied row");
+    for (index, chunk) in values.chunks_exact(LANES).enumerate() {
+        // SAFETY: inside the row, whose place the caller owns.
+        unsafe {
+            std::ptr::copy_nonoverlapping(chunk.as_ptr(), into.at(row, index * LANES), LANES)
+        };
+    }
+    if !values.len().is_multiple_of(STEP) {
+        // SAFETY: the padding of the last step.
+        unsafe { into.at(row, values.len()).write_bytes(0, LANES) };
+    }
+}

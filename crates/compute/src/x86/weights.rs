@@ -1,0 +1,364 @@
+//! Tier 1's work on x86-64: packed weights, the residual slab, and the products between them.
+
+use super::epilogue::{self, AddResidual, Best, FindBest, FinishQkv, QkvTarget};
+use super::norm::{NormRow, copy_row, norm_row};
+use super::pack::{Panels, Sources};
+use super::product::{Blocking, Multiplier};
+use super::tiles::{Activations, PANEL, STEP};
+use crate::memory::{Memory, SharedMut};
+use crate::rope::Rope;
+use crate::source::{LayerVectors, SliceSpec, WeightSource};
+use crate::{ComputeError, Isa, ShardIn, ShardOut, Threads, WeightKernels};
+use glinthawk_flight::Buffer;
+use glinthawk_model::{LayerTensor, ModelConfig, Tensor};
+use half::bf16;
+use std::ops::Range;
+use std::sync::Arc;
+
+struct Layer {
+    vectors: LayerVectors,
+    qkv: Panels,
+    output: Panels,
+    /// Panels of gate and up alternate.
+    gate_up: Panels,
+    down: Panels,
+}
+
+/// Where a slice that embeds looks tokens up.
+enum Embedding {
+    /// (vocab, hidden)
+    Rows(Memory<bf16>),
+    /// The classifier is the embedding, and in this slice too.
+    Classifier,
+}
+
+struct Classifier {
+    norm: Vec<f32>,
+    panels: Panels,
+}
+
+/// One slice's weights in panels, and its residual slab.
+pub(crate) struct X86Weights {
+    config: ModelConfig,
+    threads: Arc<Threads>,
+    multiplier: Multiplier,
+    layers: Vec<Layer>,
+    embedding: Option<Embedding>,
+    classifier: Option<Classifier>,
+    rope: Rope,
+    /// (slab_rows, stride): hidden values, padded with zeros to whole steps
+    slab: Memory<f32>,
+    stride: usize,
+    /// Left operand of all products but the last of a layer
+    inputs: Activations,
+    /// Left operand of the feed-forward's second product
+    gated: Activations,
+    /// Slab row of each row of the batch at hand.
+    rows: Vec<usize>,
+    targets: Vec<QkvTarget>,
+    bests: Vec<Best>,
+}
+
+impl X86Weights {
+    pub(crate) fn load(
+        source: &dyn WeightSource,
+        spec: &SliceSpec,
+        isa: Isa,
+        threads: Arc<Threads>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, ComputeError> {
+        let config = source.config().clone();
+        let stride = config.hidden.next_multiple_of(STEP);
+        let mut read = |sources: Sources<'_>, inputs| {
+            Panels::read(source, &threads, sources, inputs, progress)
+        };
+        let mut layers = Vec::with_capacity(spec.layers.len());
+        for layer in spec.layers.clone() {
+            layers.push(Layer::read(source, layer, stride, &mut read)?);
+        }
+        let classifier = if spec.classifies {
+            let norm = padded(source.read_vector(Tensor::FinalNorm)?, stride);
+            let panels =
+                read(Sources::Stacked(&[(Tensor::Classifier, config.vocab)]), config.hidden)?;
+            Some(Classifier { norm, panels })
+        } else {
+            None
+        };
+        let embedding = match (spec.embeds, spec.classifies && config.tied_embeddings) {
+            (false, _) => None,
+            (true, true) => Some(Embedding::Classifier),
+            (true, false) => Some(Embedding::Rows(read_embedding(source, progress)?)),
+        };
+        let width = config.hidden.max(config.query_width());
+        Ok(Self {
+            multiplier: Multiplier::new(isa, threads.count(), (config.head_dim / PANEL).max(2))?,
+            rope: Rope::new(&config),
+            slab: Memory::zeroed("the residual slab", spec.slab_rows * stride)?,
+            stride,
+            inputs: Activations::new(spec.slab_rows, width)?,
+            gated: Activations::new(spec.slab_rows, config.feed_forward)?,
+            rows: Vec::with_capacity(spec.slab_rows),
+            targets: Vec::with_capacity(spec.slab_rows),
+            bests: Vec::new(),
+            config,
+            threads,
+            layers,
+            embedding,
+            classifier,
+        })
+    }
+
+    /// Norms the batch's slab rows into `inputs`.
+    fn norm_rows(&mut self, which: Norm) {
+        let weights = match which {
+            Norm::Attention(layer) => &self.layers[layer].vectors.attention_norm,
+            Norm::FeedForward(layer) => &self.layers[layer].vectors.feed_forward_norm,
+            Norm::Final => &self.classifier.as_ref().expect("the slice classifies").norm,
+        };
+        let into = self.inputs.reshape(self.config.hidden);
+        let (slab, stride, isa, rows) = (&*self.slab, self.stride, self.multiplier.isa, &self.rows);
+        let (width, epsilon) = (self.config.hidden, self.config.norm_eps);
+        share_rows(&self.threads, rows.len(), |row| {
+            let values = &slab[rows[row] * stride..][..stride];
+            // SAFETY: `load` was asked for an instruction set that is there; each row is one thread's.
+            unsafe {
+                norm_row(isa, &NormRow { values, weights, width, epsilon, into: &into, row })
+            };
+        });
+    }
+
+    /// Adds the product of `left` and `weights` to the batch's slab rows.
+    fn multiply_into_slab(&mut self, layer: usize, which: IntoSlab) {
+        let (left, weights) = match which {
+            IntoSlab::Output => {
+                (self.inputs.view(self.config.query_width()), &self.layers[layer].output)
+            }
+            IntoSlab::Down => (self.gated.view(self.config.feed_forward), &self.layers[layer].down),
+        };
+        let slab = SharedMut::new(&mut self.slab);
+        let add = AddResidual { slab, stride: self.stride, rows: &self.rows };
+        let blocking = Blocking::new(self.rows.len(), weights, 2, self.threads.count());
+        let isa = self.multiplier.isa;
+        self.multiplier.run(&self.threads, left, self.rows.len(), weights, &blocking, |block| {
+            // SAFETY: the instruction set is there; slab rows of a batch are distinct.
+            unsafe { epilogue::add_residual(isa, block, &add) };
+        });
+    }
+
+    fn multiply_gate_up(&mut self, layer: usize) {
+        let weights = &self.layers[layer].gate_up;
+        let into = self.gated.reshape(self.config.feed_forward);
+        let blocking = Blocking::new(self.rows.len(), weights, 2, self.threads.count());
+        let (isa, left) = (self.multiplier.isa, self.inputs.view(self.config.hidden));
+        self.multiplier.run(&self.threads, left, self.rows.len(), weights, &blocking, |block| {
+            // SAFETY: the instruction set is there; `gated` has room for the slab's rows.
+            unsafe { epilogue::gate(isa, block, &into) };
+        });
+    }
+
+    fn take_rows(&mut self, rows: impl Iterator<Item = usize>) {
+        self.rows.clear();
+        self.rows.extend(rows);
+        let slab_rows = self.slab.len() / self.stride;
+        assert!(
+            self.rows.len() <= slab_rows,
+            "a batch of {} rows with a slab of {slab_rows}",
+            self.rows.len()
+        );
+    }
+}
+
+impl Layer {
+    fn read(
+        source: &dyn WeightSource,
+        layer: usize,
+        stride: usize,
+        read: &mut dyn FnMut(Sources<'_>, usize) -> Result<Panels, ComputeError>,
+    ) -> Result<Self, ComputeError> {
+        let config = source.config();
+        let (hidden, query, kv) = (config.hidden, config.query_width(), config.kv_width());
+        let tensor = |tensor| Tensor::Layer(layer, tensor);
+        let qkv = [
+            (tensor(LayerTensor::Query), query),
+            (tensor(LayerTensor::Key), kv),
+            (tensor(LayerTensor::Value), kv),
+        ];
+        let gate_up = [tensor(LayerTensor::Gate), tensor(LayerTensor::Up)];
+        let mut vectors = LayerVectors::read(source, layer)?;
+        vectors.attention_norm = padded(vectors.attention_norm, stride);
+        vectors.feed_forward_norm = padded(vectors.feed_forward_norm, stride);
+        Ok(Self {
+            vectors,
+            qkv: read(Sources::Stacked(&qkv), hidden)?,
+            output: read(Sources::Stacked(&[(tensor(LayerTensor::Output), hidden)]), query)?,
+            gate_up: read(Sources::Interleaved(gate_up, config.feed_forward), hidden)?,
+            down: read(
+                Sources::Stacked(&[(tensor(LayerTensor::Down), hidden)]),
+                config.feed_forward,
+            )?,
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Norm {
+    Attention(usize),
+    FeedForward(usize),
+    Final,
+}
+
+#[derive(Clone, Copy)]
+enum IntoSlab {
+    Output,
+    Down,
+}
+
+impl WeightKernels for X86Weights {
+    type Buffer = Buffer;
+
+    fn embed(&mut self, slab: Range<usize>, tokens: &[u32]) {
+        assert_eq!(slab.len(), tokens.len(), "one token per slab row");
+        let hidden = self.config.hidden;
+        for (row, &token) in slab.zip(tokens) {
+            let (into, token) = (&mut self.slab[row * self.stride..][..hidden], token as usize);
+            match self.embedding.as_ref().expect("the slice embeds") {
+                Embedding::Classifier => {
+                    self.classifier.as_ref().expect("as tied").panels.unpack_row(token, into);
+                }
+                Embedding::Rows(table) => {
+                    for (into, value) in into.iter_mut().zip(&table[token * hidden..][..hidden]) {
+                        *into = value.to_f32();
+                    }
+                }
+            }
+        }
+    }
+
+    fn put_residual(&mut self, slab: Range<usize>, residual: &[f32]) {
+        let hidden = self.config.hidden;
+        assert_eq!(residual.len(), slab.len() * hidden, "residual is (rows, hidden)");
+        for (row, residual) in slab.zip(residual.chunks_exact(hidden)) {
+            self.slab[row * self.stride..][..hidden].copy_from_slice(residual);
+        }
+    }
+
+    fn get_residual(&mut self, slab: Range<usize>, residual: &mut [f32]) {
+        let hidden = self.config.hidden;
+        assert_eq!(residual.len(), slab.len() * hidden, "residual is (rows, hidden)");
+        for (row, residual) in slab.zip(residual.chunks_exact_mut(hidden)) {
+            residual.copy_from_slice(&self.slab[row * self.stride..][..hidden]);
+        }
+    }
+
+    fn pre_attention(&mut self, layer: usize, shards: &mut [ShardOut<'_, Buffer>]) {
+        self.take_rows(shards.iter().flat_map(|shard| shard.slab.clone()));
+        let width = self.config.qkv_width();
+        self.targets.clear();
+        for shard in shards {
+            assert_eq!(shard.slab.len(), shard.positions.len(), "one position per row");
+            let values = &mut shard.qkv.bf16_mut()[..shard.slab.len() * width];
+            for (&position, values) in shard.positions.iter().zip(values.chunks_exact_mut(width)) {
+                self.rope.reach(position);
+                self.targets.push(QkvTarget { values: values.as_mut_ptr(), position });
+            }
+        }
+        self.norm_rows(Norm::Attention(layer));
+        let Layer { qkv, vectors, .. } = &self.layers[layer];
+        let finish = FinishQkv {
+            targets: &self.targets,
+            bias: vectors.qkv_bias.as_deref(),
+            head_norms: vectors.head_norms.as_ref(),
+            epsilon: self.config.norm_eps,
+            rope: &self.rope,
+            head_dim: self.config.head_dim,
+            heads: self.config.heads,
+            kv_heads: self.config.kv_heads,
+        };
+        let blocking =
+            Blocking::new(self.rows.len(), qkv, self.config.head_dim / PANEL, self.threads.count());
+        let (isa, left) = (self.multiplier.isa, self.inputs.view(self.config.hidden));
+        self.multiplier.run(&self.threads, left, self.rows.len(), qkv, &blocking, |block| {
+            // SAFETY: the instruction set is there; targets point at whole rows of the shards.
+            unsafe { epilogue::finish_qkv(isa, block, &finish) };
+        });
+    }
+
+    fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Buffer>]) {
+        self.take_rows(shards.iter().flat_map(|shard| shard.slab.clone()));
+        let width = self.config.query_width();
+        let into = self.inputs.reshape(width);
+        let mut first = 0;
+        for shard in shards {
+            let values = &shard.attended.bf16()[..shard.slab.len() * width];
+            share_rows(&self.threads, shard.slab.len(), |row| {
+                copy_row(&values[row * width..][..width], &into, first + row);
+            });
+            first += shard.slab.len();
+        }
+        self.multiply_into_slab(layer, IntoSlab::Output);
+        self.norm_rows(Norm::FeedForward(layer));
+        self.multiply_gate_up(layer);
+        self.multiply_into_slab(layer, IntoSlab::Down);
+    }
+
+    fn classify(&mut self, rows: &[usize], logits: &mut [f32]) {
+        assert_eq!(logits.len(), rows.len() * self.config.vocab, "logits are (rows, vocab)");
+        self.take_rows(rows.iter().copied());
+        self.norm_rows(Norm::Final);
+        let panels = &self.classifier.as_ref().expect("the slice classifies").panels;
+        let blocking = Blocking::new(rows.len(), panels, 2, self.threads.count());
+        let logits = SharedMut::new(logits);
+        let (left, vocab) = (self.inputs.view(self.config.hidden), self.config.vocab);
+        self.multiplier.run(&self.threads, left, rows.len(), panels, &blocking, |block| {
+            epilogue::store_logits(block, &logits, vocab);
+        });
+    }
+
+    fn classify_greedy(&mut self, rows: &[usize], tokens: &mut [u32]) {
+        assert_eq!(rows.len(), tokens.len(), "one token per row");
+        self.take_rows(rows.iter().copied());
+        self.norm_rows(Norm::Final);
+        let panels = &self.classifier.as_ref().expect("the slice classifies").panels;
+        let blocking = Blocking::new(rows.len(), panels, 2, self.threads.count());
+        self.bests.clear();
+        self.bests.resize(blocking.blocks * rows.len(), Best::NONE);
+        let find = FindBest {
+            bests: SharedMut::new(&mut self.bests),
+            rows: rows.len(),
+            vocab: self.config.vocab,
+        };
+        let (isa, left) = (self.multiplier.isa, self.inputs.view(self.config.hidden));
+        self.multiplier.run(&self.threads, left, rows.len(), panels, &blocking, |block| {
+            // SAFETY: the instruction set is there.
+            unsafe { epilogue::find_best(isa, block, &find) };
+        });
+        for (row, token) in tokens.iter_mut().enumerate() {
+            let of_blocks = self.bests.iter().skip(row).step_by(rows.len());
+            *token = of_blocks.fold(Best::NONE, |best, &other| best.or(other)).token;
+        }
+    }
+}
+
+/// Runs `task` for every row, in runs long enough to be worth sharing.
+fn share_rows(threads: &Threads, rows: usize, task: impl Fn(usize) + Sync) {
+    const RUN: usize = 8;
+    threads.for_each(rows.div_ceil(RUN), |run| {
+        (run * RUN..((run + 1) * RUN).min(rows)).for_each(&task)
+    });
+}
+
+fn padded(mut values: Vec<f32>, len: usize) -> Vec<f32> {
+    values.resize(len, 0.0);
+    values
+}
+
+fn read_embedding(
+    source: &dyn WeightSource,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Memory<bf16>, ComputeError> {
+    let (vocab, hidden) = (source.config().vocab, source.config().hidden);
+    let mut table = Memory::zeroed("the embedding", vocab * hidden)?;
+    source.read_rows(Tensor::Embedding, 0..vocab, &mut table)?;
+    progress((table.len() * size_of::<bf16>()) as u64);
+    Ok(table)
+}
