@@ -231,3 +231,27 @@ fn a_peer_that_stops_reading_cannot_hold_up_a_shutdown() {
         assert!(matches!(error, SendError::Stopped | SendError::Gone(_)), "{error}");
     });
 }
+
+/// A node that hangs up without reading what it was sent makes the socket fail; what it said
+/// before, goodbye included, is still heard.
+#[test]
+fn last_words_are_heard() {
+    let _alone = capture_log();
+    let (victim, address) = listening(Timing::default());
+    for round in 0..20 {
+        let mut hasty = RawPeer::join(address, &config("hasty"));
+        let hasty_peer = next_joined(&victim);
+        victim.send(hasty_peer, attended(0, 50_000)).unwrap();
+        // Its first byte has come: there is something that will not be read.
+        hasty.stream.peek(&mut [0]).unwrap();
+        let words = [attended(1, 1000), attended(2, 1000), Message::goodbye()];
+        hasty.say(&words.iter().flat_map(wire).collect::<Vec<u8>>());
+        drop(hasty);
+        for flight in [1, 2] {
+            // Into the broken socket, for good measure.
+            let _ = victim.send(hasty_peer, attended(0, 50_000));
+            assert_eq!(next_message(&victim).1.place().flight, flight, "round {round}");
+        }
+        assert_eq!(next_lost(&victim), (hasty_peer, LostReason::Goodbye), "round {round}");
+    }
+}

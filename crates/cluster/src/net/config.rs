@@ -107,7 +107,8 @@ pub struct Bounds {
     /// Bytes handed to `send` and not yet to the socket, per peer; `send` waits beyond it. What an
     /// injected delay holds back counts too.
     pub queue_bytes_max: usize,
-    /// Bytes received and not yet taken by `recv`, per peer; beyond it nothing is read from the peer.
+    /// Bytes received and not yet taken by `recv`, per peer; beyond it nothing more is read from
+    /// the peer. What one turn delivers at once (256 KiB and a message) may come on top.
     pub inbox_bytes_max: usize,
 }
 

@@ -1,7 +1,7 @@
 //! One connection: bytes from the socket into messages, messages into the socket. Never blocks.
 
 use super::controller::LostReason;
-use super::link::Link;
+use super::link::{Link, Sealed};
 use super::stats::PeerCounters;
 use glinthawk_flight::{Buffer, HEADER_BYTES, Header, Limits, Message, Pool};
 use std::collections::VecDeque;
@@ -204,7 +204,7 @@ impl Inbound {
 /// Messages on their way to being bytes.
 pub(super) struct Outbound {
     pub(super) link: Link,
-    staged: VecDeque<Staged>,
+    staged: VecDeque<Sealed>,
     staged_bytes: usize,
     /// Bytes of the staged messages that the socket has taken.
     written: usize,
@@ -212,11 +212,6 @@ pub(super) struct Outbound {
     pub(super) blocked_since: Option<Instant>,
     /// When the socket last took bytes.
     spoke_at: Instant,
-}
-
-struct Staged {
-    head: [u8; HEADER_BYTES],
-    message: Message,
 }
 
 impl Outbound {
@@ -241,21 +236,21 @@ impl Outbound {
         let due =
             self.staged.is_empty() && now.saturating_duration_since(self.spoke_at) >= interval;
         if due {
-            self.stage_message(Message::heartbeat());
+            self.stage_message(Sealed::new(Message::heartbeat()));
         }
         due
     }
 
-    fn stage_message(&mut self, message: Message) {
-        self.staged_bytes += message.header().wire_bytes();
-        self.staged.push_back(Staged { head: message.seal(), message });
+    fn stage_message(&mut self, sealed: Sealed) {
+        self.staged_bytes += sealed.wire_bytes();
+        self.staged.push_back(sealed);
     }
 
     /// Takes messages from the link for the next write; false when there is nothing to write.
     fn stage(&mut self, now: Instant) -> bool {
         while self.staged_bytes < STAGED_BYTES && self.staged.len() < STAGED_MESSAGES {
-            let Some(message) = self.link.pop(now) else { break };
-            self.stage_message(message);
+            let Some(sealed) = self.link.pop(now) else { break };
+            self.stage_message(sealed);
         }
         !self.staged.is_empty()
     }
@@ -264,7 +259,7 @@ impl Outbound {
     fn write(&self, mut stream: &TcpStream) -> io::Result<usize> {
         let mut slices = [IoSlice::new(&[]); 3 * STAGED_MESSAGES];
         let mut used = 0;
-        for Staged { head, message } in &self.staged {
+        for Sealed { head, message } in &self.staged {
             for part in [head.as_slice(), message.table(), message.payload().bytes()] {
                 if !part.is_empty() {
                     slices[used] = IoSlice::new(part);
@@ -280,7 +275,7 @@ impl Outbound {
     /// Lets go of the messages that are wholly written; returns their bytes.
     fn retire(&mut self, pool: &Pool, counters: &PeerCounters) -> usize {
         let mut bytes_gone = 0;
-        while let Some(Staged { message, .. }) = self.staged.front() {
+        while let Some(Sealed { message, .. }) = self.staged.front() {
             let bytes = message.header().wire_bytes();
             if bytes > self.written {
                 break;
@@ -291,8 +286,8 @@ impl Outbound {
             if is_accounted(message) {
                 bytes_gone += bytes;
             }
-            let staged = self.staged.pop_front().expect("the front was just looked at");
-            pool.give(staged.message.into_payload());
+            let sealed = self.staged.pop_front().expect("the front was just looked at");
+            pool.give(sealed.message.into_payload());
         }
         bytes_gone
     }

@@ -2,10 +2,26 @@
 //! as a link of that bandwidth and delay would. No clock of its own: the caller says what time it is.
 
 use super::config::LinkShape;
-use glinthawk_flight::{Kind, Message};
+use glinthawk_flight::{HEADER_BYTES, Kind, Message};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::{Duration, Instant};
+
+/// A message with its header's bytes. Checksums are the sender's work, on the sender's thread.
+pub(super) struct Sealed {
+    pub(super) head: [u8; HEADER_BYTES],
+    pub(super) message: Message,
+}
+
+impl Sealed {
+    pub(super) fn new(message: Message) -> Self {
+        Self { head: message.seal(), message }
+    }
+
+    pub(super) fn wire_bytes(&self) -> usize {
+        self.message.header().wire_bytes()
+    }
+}
 
 /// The queue in front of a socket, and the artificial link between the two.
 ///
@@ -16,7 +32,7 @@ pub(super) struct Link {
     shape: LinkShape,
     waiting: BinaryHeap<Waiting>,
     /// Sent, and due at the far end; in order of time.
-    under_way: VecDeque<(Instant, Message)>,
+    under_way: VecDeque<(Instant, Sealed)>,
     /// When the link has carried everything that was put on it.
     free_at: Option<Instant>,
     sequence: u64,
@@ -25,7 +41,7 @@ pub(super) struct Link {
 struct Waiting {
     rank: u64,
     sequence: Reverse<u64>,
-    message: Message,
+    sealed: Sealed,
 }
 
 impl Link {
@@ -45,7 +61,7 @@ impl Link {
     }
 
     /// Queues a message.
-    pub(super) fn push(&mut self, message: Message, now: Instant) {
+    pub(super) fn push(&mut self, sealed: Sealed, now: Instant) {
         self.advance(now);
         if self.waiting.is_empty() {
             // An idle link does not save up bandwidth.
@@ -53,21 +69,21 @@ impl Link {
         }
         let sequence = Reverse(self.sequence);
         self.sequence += 1;
-        self.waiting.push(Waiting { rank: rank(&message), sequence, message });
+        self.waiting.push(Waiting { rank: rank(&sealed.message), sequence, sealed });
     }
 
     /// The next message for the socket, if one has arrived there.
-    pub(super) fn pop(&mut self, now: Instant) -> Option<Message> {
+    pub(super) fn pop(&mut self, now: Instant) -> Option<Sealed> {
         if self.shape == LinkShape::default() && self.under_way.is_empty() {
             // The socket itself is the link: choosing as late as possible lets a deeper layer pass.
-            return self.waiting.pop().map(|waiting| waiting.message);
+            return self.waiting.pop().map(|waiting| waiting.sealed);
         }
         self.advance(now);
         let (due, _) = self.under_way.front()?;
         if *due > now {
             return None;
         }
-        self.under_way.pop_front().map(|(_, message)| message)
+        self.under_way.pop_front().map(|(_, sealed)| sealed)
     }
 
     /// When `pop` may have something; `None` for an empty link.
@@ -90,12 +106,12 @@ impl Link {
             return;
         }
         while let Some(free_at) = self.free_at.filter(|free_at| *free_at <= now) {
-            let Some(Waiting { message, .. }) = self.waiting.pop() else { return };
-            let carried = free_at + self.carrying_time(message.header().wire_bytes());
+            let Some(Waiting { sealed, .. }) = self.waiting.pop() else { return };
+            let carried = free_at + self.carrying_time(sealed.wire_bytes());
             self.free_at = Some(carried);
             // Never before its predecessor, even where the delay was shortened in between.
             let last = self.under_way.back().map_or(carried, |(due, _)| *due);
-            self.under_way.push_back(((carried + self.shape.delay).max(last), message));
+            self.under_way.push_back(((carried + self.shape.delay).max(last), sealed));
         }
     }
 
@@ -141,7 +157,7 @@ impl Eq for Waiting {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use glinthawk_flight::{Buffer, HEADER_BYTES, Place};
+    use glinthawk_flight::{Buffer, Place};
 
     /// A message of exactly `bytes` bytes on the wire.
     fn message(layer: u32, bytes: usize) -> Message {
@@ -161,7 +177,7 @@ mod tests {
         let mut arrived = Vec::new();
         let mut pop_until = |link: &mut Link, limit: Option<Instant>| {
             while let Some(due) = link.due().filter(|due| limit.is_none_or(|limit| *due <= limit)) {
-                while let Some(message) = link.pop(due) {
+                while let Some(Sealed { message, .. }) = link.pop(due) {
                     let at = due.duration_since(start).as_millis() as u64;
                     arrived.push((at, message.place().layer));
                 }
@@ -170,7 +186,7 @@ mod tests {
         for (milliseconds, message) in pushes {
             let now = start + Duration::from_millis(milliseconds);
             pop_until(&mut link, Some(now));
-            link.push(message, now);
+            link.push(Sealed::new(message), now);
         }
         pop_until(&mut link, None);
         assert!(link.is_empty());
@@ -191,9 +207,10 @@ mod tests {
             control(2),
         ];
         for message in messages {
-            link.push(message, now);
+            link.push(Sealed::new(message), now);
         }
         let order: Vec<_> = std::iter::from_fn(|| link.pop(now))
+            .map(|sealed| sealed.message)
             .map(|m| (m.kind(), m.place().layer, m.place().flight, m.payload().len_bytes()))
             .collect();
         let expected = [
@@ -238,7 +255,7 @@ mod tests {
         let mut link = Link::new();
         link.set_shape(shape);
         for _ in 0..10 {
-            link.push(message(0, 1000), start);
+            link.push(Sealed::new(message(0, 1000)), start);
         }
         // Nobody looked for 95 ms: nine of ten messages have crossed by then.
         let late = start + Duration::from_millis(95);
@@ -251,14 +268,14 @@ mod tests {
         let start = Instant::now();
         let mut link = Link::new();
         link.set_shape(LinkShape { delay: Duration::from_millis(9), bytes_per_second: None });
-        link.push(message(1, 100), start);
+        link.push(Sealed::new(message(1, 100)), start);
         assert!(link.pop(start).is_none());
         link.set_shape(LinkShape::default());
-        link.push(message(2, 100), start);
+        link.push(Sealed::new(message(2, 100)), start);
         assert!(link.pop(start).is_none());
         let later = start + Duration::from_millis(9);
         let layers: Vec<_> =
-            std::iter::from_fn(|| link.pop(later)).map(|m| m.place().layer).collect();
+            std::iter::from_fn(|| link.pop(later)).map(|s| s.message.place().layer).collect();
         assert_eq!(layers, [1, 2]);
     }
 }

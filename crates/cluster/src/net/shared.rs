@@ -5,6 +5,7 @@ use super::config::{Config, Identity, LinkShape, NodeId};
 use super::connection::Connection;
 use super::controller::{Event, LostReason, Peer, SendError};
 use super::handshake::HandshakeError;
+use super::link::Sealed;
 use super::stats::{PeerCounters, PeerStats};
 use glinthawk_flight::{Limits, Message};
 use std::collections::{HashMap, VecDeque};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 pub(super) enum Command {
     Listen(TcpListener),
     Adopt(Box<Connection>),
-    Send(Peer, Message),
+    Send(Peer, Sealed),
     Shape(Peer, LinkShape),
     /// The peer's events were taken: read from it again.
     Resume(Peer),
@@ -112,18 +113,22 @@ impl Shared {
     }
 
     pub(super) fn send(&self, peer: Peer, message: Message) -> Result<(), SendError> {
-        let bytes = message.header().wire_bytes();
+        let sealed = Sealed::new(message);
+        let bytes = sealed.wire_bytes();
         let mut gate = self.gate();
         loop {
             if gate.stopped {
                 return Err(SendError::Stopped);
             }
             let door = gate.doors.get_mut(&peer).ok_or(SendError::Gone(peer))?;
-            message.check(&door.limits).map_err(|source| SendError::OverLimit { peer, source })?;
+            sealed
+                .message
+                .check(&door.limits)
+                .map_err(|source| SendError::OverLimit { peer, source })?;
             // A message larger than the bound passes alone.
             if door.queued_bytes == 0 || door.queued_bytes + bytes <= self.queue_bytes_max {
                 door.queued_bytes += bytes;
-                self.submit(gate, Command::Send(peer, message));
+                self.submit(gate, Command::Send(peer, sealed));
                 return Ok(());
             }
             gate.waiting += 1;
@@ -219,23 +224,31 @@ impl Shared {
         }
     }
 
-    /// Hands an event to whoever receives; returns whether its peer must be paused.
-    pub(super) fn deliver(&self, event: Event) -> bool {
+    /// Hands a peer's messages to whoever receives; returns whether the peer must be paused.
+    pub(super) fn deliver(&self, peer: Peer, messages: &mut Vec<Event>) -> bool {
         let mut inbox = self.inbox();
-        let mut pause = false;
-        if let Event::Message { peer, message, .. } = &event {
-            let unread = inbox.unread.entry(*peer).or_default();
-            unread.bytes += message.header().wire_bytes();
-            unread.paused = unread.bytes > self.inbox_bytes_max;
-            pause = unread.paused;
-        }
+        let unread = inbox.unread.entry(peer).or_default();
+        unread.bytes += messages.iter().map(wire_bytes).sum::<usize>();
+        unread.paused = unread.bytes > self.inbox_bytes_max;
+        let pause = unread.paused;
+        inbox.events.extend(messages.drain(..));
+        self.wake_receiver(inbox);
+        pause
+    }
+
+    /// Hands on an event that is not a message.
+    pub(super) fn announce(&self, event: Event) {
+        let mut inbox = self.inbox();
         inbox.events.push_back(event);
+        self.wake_receiver(inbox);
+    }
+
+    fn wake_receiver(&self, inbox: MutexGuard<'_, Inbox>) {
         let wake = inbox.waiting > 0;
         drop(inbox);
         if wake {
-            self.mail.notify_one();
+            self.mail.notify_all();
         }
-        pause
     }
 
     /// The connection is gone: no more sending to it.
@@ -264,9 +277,9 @@ impl Shared {
 impl Inbox {
     /// Takes an event's bytes off its peer's account; returns the peer if it may be read again.
     fn account(&mut self, event: &Event, bytes_max: usize) -> Option<Peer> {
-        let Event::Message { peer, message, .. } = event else { return None };
+        let Event::Message { peer, .. } = event else { return None };
         let unread = self.unread.get_mut(peer)?;
-        unread.bytes -= message.header().wire_bytes();
+        unread.bytes -= wire_bytes(event);
         let resume = unread.paused && unread.bytes <= bytes_max / 2;
         if resume {
             unread.paused = false;
@@ -275,5 +288,12 @@ impl Inbox {
             self.unread.remove(peer);
         }
         resume.then_some(*peer)
+    }
+}
+
+fn wire_bytes(event: &Event) -> usize {
+    match event {
+        Event::Message { message, .. } => message.header().wire_bytes(),
+        Event::Joined { .. } | Event::Lost { .. } => 0,
     }
 }

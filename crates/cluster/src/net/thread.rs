@@ -4,6 +4,7 @@ use super::config::Config;
 use super::connection::Connection;
 use super::controller::{Event, LostReason, Peer};
 use super::handshake::{Hello, Status};
+use super::link::Sealed;
 use super::reception::{Guest, Reception};
 use super::shared::{Command, Shared};
 use glinthawk_flight::{Kind, Message};
@@ -13,6 +14,10 @@ use std::io::{self, PipeReader, Read};
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Messages that are received in one turn are handed on together up to this much: waking another
+/// thread costs as much as receiving a message.
+const DELIVERED_BYTES: usize = 256 << 10;
 
 pub(super) struct NetThread {
     config: Arc<Config>,
@@ -139,11 +144,13 @@ impl NetThread {
                 }
             }
             Source::Connection(peer) => {
-                if flags.contains(PollFlags::OUT) {
-                    self.transmit(peer, now);
+                let paused = self.connections.get(&peer).is_none_or(|connection| connection.paused);
+                if !paused {
+                    self.receive(peer, Connection::READS_PER_TURN, now);
                 }
-                if flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
-                    self.receive(peer, now);
+                // A hang-up of a paused peer shows in the write, too.
+                if flags != PollFlags::IN {
+                    self.transmit(peer, now);
                 }
             }
         }
@@ -156,9 +163,9 @@ impl NetThread {
             Command::Adopt(connection) => {
                 self.connections.insert(connection.counters.peer, *connection);
             }
-            Command::Send(peer, message) => match self.connections.get_mut(&peer) {
-                Some(connection) => connection.outbound.link.push(message, Instant::now()),
-                None => self.config.pool.give(message.into_payload()),
+            Command::Send(peer, sealed) => match self.connections.get_mut(&peer) {
+                Some(connection) => connection.outbound.link.push(sealed, Instant::now()),
+                None => self.config.pool.give(sealed.message.into_payload()),
             },
             Command::Shape(peer, shape) => {
                 if let Some(connection) = self.connections.get_mut(&peer) {
@@ -180,7 +187,7 @@ impl NetThread {
         self.leaving_until = Some(now + self.config.timing.farewell);
         self.reception.close();
         for connection in self.connections.values_mut() {
-            connection.outbound.link.push(Message::goodbye(), now);
+            connection.outbound.link.push(Sealed::new(Message::goodbye()), now);
             // Read on, to see the other side close; what it still says is dropped.
             connection.paused = false;
         }
@@ -199,7 +206,7 @@ impl NetThread {
         }
         let Guest { stream, address, .. } = guest;
         self.connections.insert(peer, Connection::new(stream, counters, limits, now));
-        self.shared.deliver(Event::Joined { peer, identity: hello.identity, address });
+        self.shared.announce(Event::Joined { peer, identity: hello.identity, address });
     }
 
     /// Writes to every peer that has something due and a socket that may take it.
@@ -216,7 +223,11 @@ impl NetThread {
         let Some(connection) = self.connections.get_mut(&peer) else { return };
         let bytes_gone = match connection.transmit(&self.config.pool, now) {
             Ok(bytes_gone) => bytes_gone,
-            Err(reason) => return self.lose(peer, reason),
+            Err(reason) => {
+                // What the peer said before it went still counts, above all a goodbye.
+                self.receive(peer, usize::MAX, now);
+                return self.lose(peer, reason);
+            }
         };
         if self.leaving_until.is_some() && connection.outbound.is_empty() {
             // Where this fails the connection is broken, and the next read says so.
@@ -227,26 +238,46 @@ impl NetThread {
         }
     }
 
-    fn receive(&mut self, peer: Peer, now: Instant) {
-        let mut reads = Connection::READS_PER_TURN;
-        while let Some(connection) = self.connections.get_mut(&peer) {
-            let message = match connection.receive(&self.config.pool, &mut reads, now) {
-                Ok(Some(message)) => message,
-                Ok(None) => return,
-                Err(reason) => return self.lose(peer, reason),
-            };
-            match message.kind() {
-                Kind::Heartbeat => {}
-                Kind::Goodbye => return self.lose(peer, LostReason::Goodbye),
-                _ if self.leaving_until.is_some() => self.config.pool.give(message.into_payload()),
-                _ => {
-                    let event = Event::Message { peer, message, received_at: now };
-                    if self.shared.deliver(event) {
-                        connection.paused = true;
-                        return;
+    fn receive(&mut self, peer: Peer, mut reads: usize, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
+        let mut arrived = Vec::new();
+        let mut arrived_bytes = 0;
+        let mut ended = None;
+        loop {
+            match connection.receive(&self.config.pool, &mut reads, now) {
+                Ok(None) => break,
+                Err(reason) => {
+                    ended = Some(reason);
+                    break;
+                }
+                Ok(Some(message)) => match message.kind() {
+                    Kind::Heartbeat => {}
+                    Kind::Goodbye => {
+                        ended = Some(LostReason::Goodbye);
+                        break;
                     }
+                    _ if self.leaving_until.is_some() => {
+                        self.config.pool.give(message.into_payload());
+                    }
+                    _ => {
+                        arrived_bytes += message.header().wire_bytes();
+                        arrived.push(Event::Message { peer, message, received_at: now });
+                    }
+                },
+            }
+            if arrived_bytes >= DELIVERED_BYTES {
+                arrived_bytes = 0;
+                connection.paused = self.shared.deliver(peer, &mut arrived);
+                if connection.paused {
+                    break;
                 }
             }
+        }
+        if !arrived.is_empty() {
+            connection.paused = self.shared.deliver(peer, &mut arrived);
+        }
+        if let Some(reason) = ended {
+            self.lose(peer, reason);
         }
     }
 
@@ -262,7 +293,7 @@ impl NetThread {
             LostReason::Goodbye => tracing::info!(node, %address, "a node left"),
             reason => tracing::warn!(node, %address, %reason, "lost a node"),
         }
-        self.shared.deliver(Event::Lost { peer, reason });
+        self.shared.announce(Event::Lost { peer, reason });
     }
 
     /// Signs of life, peers that gave none, peers that read nothing, hands not shaken.
