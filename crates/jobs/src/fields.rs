@@ -10,7 +10,7 @@ use serde::de::{
 };
 use serde_json::value::RawValue;
 
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, shortened};
 
 /// More fields than any request has; bounds what a line can make us hold.
 const FIELDS_MAX: usize = 128;
@@ -101,8 +101,8 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(value: &'a RawValue) -> Option<T> {
 pub(crate) fn complaint(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rsplit_once(" at line ") {
-        Some((what, _)) => format!("{what} (column {})", error.column()),
-        None => text,
+        Some((what, _)) => format!("{} (column {})", shortened(what), error.column()),
+        None => shortened(&text),
     }
 }
 

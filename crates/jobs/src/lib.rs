@@ -1,5 +1,15 @@
 //! Requests in, results out: lines of requests become prompts, completions become result lines,
 //! and the output file is the journal from which an interrupted job resumes. Knows no engine.
+//!
+//! **One line for each.** When a job has worked off its input, its output holds exactly one result
+//! line for each input line that is not blank. A result line's `id` derives from the request, its
+//! `custom_id`, and what else decides the result (model, context limit), so a resumed job passes
+//! over every line whose `id` it finds. Results that no input line asks for any more (a request
+//! was changed, another model runs) are removed at the end of a job, not before.
+//!
+//! **Bounded memory.** The reader is a fixed number of lines ahead; a line is held only while it
+//! is read or in the engine. What grows with the input are sets of 16-byte keys: custom ids seen,
+//! and results found in the output; some 36 MB each for a million lines.
 #![forbid(unsafe_code)]
 
 mod choice;

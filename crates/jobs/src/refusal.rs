@@ -14,6 +14,17 @@ pub struct Refusal {
     pub code: Option<&'static str>,
 }
 
+/// What a refusal repeats of a request, at most.
+const QUOTED_CHARACTERS_MAX: usize = 300;
+
+/// A text that may hold parts of a request, cut to a length fit for a message.
+pub(crate) fn shortened(text: &str) -> String {
+    match text.char_indices().nth(QUOTED_CHARACTERS_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 impl Refusal {
     /// A line that cannot be read as a request at all.
     pub(crate) fn line(code: &'static str, message: impl Into<String>) -> Self {
@@ -36,7 +47,7 @@ impl Refusal {
 
     /// A field nobody knows: a typo must not silently change a result.
     pub(crate) fn unknown(param: &str) -> Self {
-        let shown: String = param.chars().take(64).collect();
+        let shown = shortened(param);
         Self {
             message: format!("unknown field `{shown}`"),
             param: Some(shown),

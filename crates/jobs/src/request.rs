@@ -7,7 +7,7 @@ use crate::fields::{Fields, List, must_be, parse};
 use crate::key::seed_of_choice;
 use crate::line::Endpoint;
 use crate::messages::read_messages;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, shortened};
 use crate::sampling::read_sampling;
 use crate::served::ServedModel;
 
@@ -18,6 +18,10 @@ const STOP_STRING_BYTES_MAX: usize = 1024;
 const STOP_IDS_MAX: usize = 256;
 /// What the OpenAI API generates for a plain prompt that does not say.
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;
+/// Bytes per token that hardly any text reaches.
+const UNLIKELY_TOKEN_BYTES: usize = 32;
+/// By how much a tokenizer's Unicode normalization shortens a text at most.
+const NORMALIZATION: usize = 3;
 
 /// Fields that say nothing about the result: accepted, and not looked at. Results are always
 /// written whole, so a wish to stream them changes nothing either.
@@ -213,9 +217,10 @@ fn chat_tokens(model: &ServedModel, value: &RawValue) -> Result<Vec<u32>, Refusa
         let message = format!("model {} has no chat template: use `prompt`", model.name);
         return Err(Refusal::field("messages", message));
     };
+    check_text(model, "messages", messages.iter().map(|message| message.content.len()).sum())?;
     let tokens = template
         .encode(&model.tokenizer, &messages)
-        .map_err(|error| Refusal::field("messages", error.to_string()))?;
+        .map_err(|error| Refusal::field("messages", shortened(&error.to_string())))?;
     check_not_empty("messages", &tokens)?;
     Ok(tokens)
 }
@@ -229,6 +234,7 @@ fn prompt_tokens(
         if text.is_empty() {
             return Err(Refusal::field("prompt", "`prompt` is empty"));
         }
+        check_text(model, "prompt", text.len())?;
         let tokens = model.tokenizer.encode_prompt(&text);
         check_not_empty("prompt", &tokens)?;
         return Ok((tokens, Some(text)));
@@ -257,17 +263,34 @@ fn check_not_empty(name: &str, tokens: &[u32]) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Refuses a text that cannot fit before a tokenizer spends time and memory on it.
+fn check_text(model: &ServedModel, param: &str, bytes: usize) -> Result<(), Refusal> {
+    let context_max = model.context_max;
+    let fits = |token_bytes: usize| bytes / token_bytes < context_max as usize;
+    // Looking for the longest token is only worth it for texts that are unlikely to fit.
+    if fits(UNLIKELY_TOKEN_BYTES) || fits(NORMALIZATION * model.longest_token_bytes()) {
+        return Ok(());
+    }
+    let message =
+        format!("the context holds {context_max} tokens; a text of {bytes} bytes has more");
+    Err(context_length_exceeded(param, message))
+}
+
 /// How many tokens may be generated after a prompt of this length.
 fn room_left(model: &ServedModel, endpoint: Endpoint, length: usize) -> Result<u32, Refusal> {
     let context_max = model.context_max;
-    match u32::try_from(length) {
-        Ok(length) if length < context_max => Ok(context_max - length),
-        _ => Err(Refusal {
-            message: format!(
-                "the context holds {context_max} tokens; the prompt alone has {length} and leaves no room to answer"
-            ),
-            param: Some(if endpoint == Endpoint::Chat { "messages" } else { "prompt" }.to_owned()),
-            code: Some("context_length_exceeded"),
-        }),
+    if let Ok(length) = u32::try_from(length)
+        && length < context_max
+    {
+        return Ok(context_max - length);
     }
+    let param = if endpoint == Endpoint::Chat { "messages" } else { "prompt" };
+    let message = format!(
+        "the context holds {context_max} tokens; the prompt alone has {length} and leaves no room to answer"
+    );
+    Err(context_length_exceeded(param, message))
+}
+
+fn context_length_exceeded(param: &str, message: String) -> Refusal {
+    Refusal { message, param: Some(param.to_owned()), code: Some("context_length_exceeded") }
 }

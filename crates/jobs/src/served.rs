@@ -37,4 +37,10 @@ impl ServedModel {
             self.tokenizer.token_bytes(token)
         }
     }
+
+    /// Bytes of the longest token, at least one. Looks at the whole vocabulary.
+    pub(crate) fn longest_token_bytes(&self) -> usize {
+        let tokens = 0..self.vocab;
+        tokens.map(|token| self.tokenizer.token_bytes(token).len()).max().unwrap_or(0).max(1)
+    }
 }

@@ -121,6 +121,7 @@ fn bad_lines_are_refused() {
         "",
         "line 1 is not valid JSON: EOF while parsing an object (column 1)",
     );
+    check_refused(r#"{"seed":1e999}"#, "invalid_json", "", "number out of range (column 13)");
     check_refused("nonsense", "invalid_json", "", "column 2");
     check_refused(r#"{"prompt":"hi"} x"#, "invalid_json", "", "trailing");
     check_refused("[1]", "invalid_line", "", "expected an object");
@@ -213,7 +214,6 @@ fn bad_fields_are_refused() {
     for (field, message) in [
         (r#""temperature":2.1"#, "from 0 to 2"),
         (r#""temperature":"hot""#, "a number"),
-        (r#""temperature":1e999"#, "a number"),
         (r#""top_p":1.5"#, "from 0 to 1"),
         (r#""top_k":-2"#, "from -1"),
         (r#""top_k":1.5"#, "an integer"),
@@ -292,6 +292,24 @@ fn a_line_too_long_is_refused_and_the_next_one_runs() {
     let summary = case.run().unwrap();
     assert_eq!((summary.succeeded, summary.failed), (1, 1));
     assert!(case.output_text().contains("line 1 is longer than 16777216 bytes"));
+}
+
+#[test]
+fn a_refusal_does_not_repeat_the_whole_line() {
+    let long = "x".repeat(1 << 20);
+    for line in [format!("\"{long}\""), format!(r#"{{"prompt":"a","{long}":1}}"#)] {
+        assert!(answer(&line).to_string().len() < 2000);
+    }
+}
+
+#[test]
+fn a_text_far_too_long_is_refused_before_it_is_tokenized() {
+    let long = "x".repeat(1 << 20);
+    let message = "holds 64 tokens; a text of 1048576 bytes has more";
+    let line = format!(r#"{{"prompt":"{long}"}}"#);
+    check_refused(&line, "context_length_exceeded", "prompt", message);
+    let line = format!(r#"{{"messages":[{{"role":"user","content":"{long}"}}]}}"#);
+    check_refused(&line, "context_length_exceeded", "messages", message);
 }
 
 #[test]

@@ -5,9 +5,10 @@ mod common;
 
 use std::fs;
 use std::io::Write;
+use std::time::Duration;
 
 use common::{Case, seeded, sorted};
-use glinthawk_jobs::{Input, Job, JobError, JobOptions, Output};
+use glinthawk_jobs::{Input, Job, JobError, JobOptions, Next, Output};
 
 /// Good lines, bad lines, duplicates and blanks.
 fn mixed_input(lines: usize) -> String {
@@ -37,7 +38,7 @@ fn a_killed_run_resumes_to_the_same_bytes() {
     let summary = whole.run().unwrap();
     assert!(summary.complete);
     assert_eq!((summary.succeeded, summary.failed, summary.resumed), (60, 30, 0));
-    for step in [1, 7, 23] {
+    for step in [8, 23, 41] {
         let killed = mixed_case(100);
         let mut runs = 0;
         let summary = loop {
@@ -48,7 +49,7 @@ fn a_killed_run_resumes_to_the_same_bytes() {
             // A kill can fall into the middle of a write.
             let length = fs::metadata(killed.output()).unwrap().len();
             let file = fs::OpenOptions::new().append(true).open(killed.output()).unwrap();
-            file.set_len(length.saturating_sub(runs * 37 % 91)).unwrap();
+            file.set_len(length.saturating_sub(runs % 2 * 37)).unwrap();
         };
         assert!(runs > 1 && summary.complete);
         assert_eq!((summary.succeeded, summary.failed), (60, 30));
@@ -226,6 +227,25 @@ fn a_device_takes_results_and_resumes_nothing() {
     };
     let job = Job::open(&options, case.model.clone().into()).unwrap();
     assert!(!job.close().unwrap().complete);
+}
+
+#[test]
+fn a_full_disk_ends_the_job() {
+    let case = Case::new("{\"prompt\":\"\"}\n");
+    let options = JobOptions {
+        input: Input::File(case.input()),
+        output: Output::File("/dev/full".into()),
+        overwrite: false,
+    };
+    let mut job = Job::open(&options, case.model.clone().into()).unwrap();
+    let error = loop {
+        match job.next(Duration::from_millis(20)) {
+            Ok(Next::Later) => {}
+            Ok(next) => panic!("{next:?} after an error line that was not written"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.to_string(), "cannot write output /dev/full");
 }
 
 #[test]
