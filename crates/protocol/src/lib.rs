@@ -15,7 +15,7 @@ pub use dispatcher::{
     Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats, Rejection,
 };
 pub use histogram::Histogram;
-pub use message::{Attend, Attended, Home, Launch, Sample, ShardId};
+pub use message::{Attend, Attended, Home, Launch, Merge, Sample, ShardId};
 pub use prompt::{Completion, Finish, Generated, Prompt, PromptId, Sampling};
 pub use tier1::{Stage, Tier1Action, Tier1Event, Tier1Node, Tier1Work};
 pub use tier2::{Tier2Error, Tier2Node};

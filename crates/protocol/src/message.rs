@@ -17,6 +17,15 @@ pub struct ShardId {
     pub lane: u32,
 }
 
+/// When shards that wait for Tier 1 are ready to be computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merge {
+    /// As soon as they are there: nobody waits for a straggler.
+    Ready,
+    /// When all shards of their flight are there: what the first kind is compared with.
+    WholeFlights,
+}
+
 /// Starts a step of a shard: dispatcher → slice 0, then from slice to slice with the residual.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {

@@ -1,7 +1,7 @@
 //! A Tier-1 node: queues the shards that are ready at each layer and merges what is ready into
 //! batches, deepest layer first, without waiting for anyone. It keeps no prompts and no context.
 
-use crate::message::{Attend, Attended, Launch, Sample, ShardId};
+use crate::message::{Attend, Attended, Launch, Merge, Sample, ShardId};
 use glinthawk_flight::Row;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -46,6 +46,8 @@ pub enum Stage {
 
 struct Visitor {
     launch: Launch,
+    /// The stage the shard waits for, is computed at, or comes to next.
+    stage: Stage,
     /// The layer whose attention output is awaited; `None` while Tier 1 works on the shard.
     awaits: Option<u32>,
 }
@@ -55,6 +57,7 @@ pub struct Tier1Node {
     layers: u32,
     /// Rows in one batch at most; a single shard is never larger.
     rows_max: usize,
+    merge: Merge,
     visitors: HashMap<ShardId, Visitor>,
     ready: BTreeMap<Stage, VecDeque<ShardId>>,
     computing: Option<Tier1Work>,
@@ -62,9 +65,10 @@ pub struct Tier1Node {
 
 impl Tier1Node {
     /// A node with `layers` layers that merges shards up to `rows_max` rows.
-    pub fn new(layers: u32, rows_max: usize) -> Self {
+    pub fn new(layers: u32, rows_max: usize, merge: Merge) -> Self {
         assert!(layers > 0 && rows_max > 0);
-        Self { layers, rows_max, visitors: HashMap::new(), ready: BTreeMap::new(), computing: None }
+        let (visitors, ready) = (HashMap::new(), BTreeMap::new());
+        Self { layers, rows_max, merge, visitors, ready, computing: None }
     }
 
     /// Layers of the slice.
@@ -87,7 +91,7 @@ impl Tier1Node {
         match event {
             Tier1Event::Arrive(launch) => {
                 let shard = launch.shard;
-                self.visitors.insert(shard, Visitor { launch, awaits: None });
+                self.visitors.insert(shard, Visitor { launch, stage: Stage::Enter, awaits: None });
                 self.ready.entry(Stage::Enter).or_default().push_back(shard);
             }
             Tier1Event::Attended(attended) => {
@@ -97,9 +101,7 @@ impl Tier1Node {
                     return;
                 }
                 visitor.awaits = None;
-                let last = attended.layer + 1 == self.layers;
-                let stage = if last { Stage::Exit } else { Stage::Middle(attended.layer) };
-                self.ready.entry(stage).or_default().push_back(attended.shard);
+                self.ready.entry(visitor.stage).or_default().push_back(attended.shard);
             }
             Tier1Event::Computed => self.computed(actions),
         }
@@ -119,6 +121,8 @@ impl Tier1Node {
             };
             let visitor = self.visitors.get_mut(&shard).expect("it was computed");
             visitor.awaits = Some(layer);
+            visitor.stage =
+                if layer + 1 == self.layers { Stage::Exit } else { Stage::Middle(layer) };
             let rows = visitor.launch.rows.clone();
             actions.push(Tier1Action::Attend(Attend {
                 shard,
@@ -135,23 +139,40 @@ impl Tier1Node {
         if self.computing.is_some() {
             return None;
         }
-        let mut queue = self.ready.last_entry()?;
-        let stage = *queue.key();
-        let mut shards = Vec::new();
-        let mut rows = 0;
-        while let Some(&shard) = queue.get().front() {
-            rows += self.visitors[&shard].launch.rows.len();
-            if rows > self.rows_max && !shards.is_empty() {
-                break;
-            }
-            shards.push(shard);
-            queue.get_mut().pop_front();
-        }
-        if queue.get().is_empty() {
-            queue.remove();
-        }
-        let work = Tier1Work { stage, shards };
+        let stages: Vec<Stage> = self.ready.keys().rev().copied().collect();
+        let work = stages.into_iter().find_map(|stage| self.batch(stage))?;
         self.computing = Some(work.clone());
         Some(work)
+    }
+
+    /// Takes what may be computed now at a stage, up to a batch, oldest first.
+    fn batch(&mut self, stage: Stage) -> Option<Tier1Work> {
+        let mut shards = Vec::new();
+        let mut left = VecDeque::new();
+        let mut rows = 0;
+        for shard in self.ready.remove(&stage)? {
+            let rows_with = rows + self.visitors[&shard].launch.rows.len();
+            let fits = shards.is_empty() || rows_with <= self.rows_max;
+            if fits && self.may_start(shard) {
+                shards.push(shard);
+                rows = rows_with;
+            } else {
+                left.push_back(shard);
+            }
+        }
+        if !left.is_empty() {
+            self.ready.insert(stage, left);
+        }
+        (!shards.is_empty()).then_some(Tier1Work { stage, shards })
+    }
+
+    /// Whether a shard need not wait for others of its flight: none of them is behind it.
+    fn may_start(&self, shard: ShardId) -> bool {
+        let stage = self.visitors[&shard].stage;
+        let mut flight = self.visitors.iter().filter(|(other, _)| other.flight == shard.flight);
+        self.merge == Merge::Ready
+            || flight.all(|(_, other)| {
+                other.stage > stage || (other.stage == stage && other.awaits.is_none())
+            })
     }
 }

@@ -5,7 +5,7 @@
 
 use glinthawk_flight::Row;
 use glinthawk_protocol::virtual_time::{Costs, Link, Topology, model, run};
-use glinthawk_protocol::{DispatcherConfig, Prompt, PromptId, Sampling, Tier1Work};
+use glinthawk_protocol::{DispatcherConfig, Merge, Prompt, PromptId, Sampling, Tier1Work};
 
 /// A small seeded generator (splitmix64).
 struct Random(u64);
@@ -53,6 +53,7 @@ fn scenario(random: &mut Random) -> (Topology, Vec<(u64, Prompt)>) {
                 .collect(),
             context_max,
             oversubscription: random.within(1, 8) as f32,
+            merge: if random.within(0, 3) == 0 { Merge::WholeFlights } else { Merge::Ready },
         },
     };
     let prompts = (0..random.within(1, 40)).map(|id| {

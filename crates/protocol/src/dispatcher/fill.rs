@@ -2,7 +2,7 @@
 
 use super::entry::{Seat, pages_for};
 use super::{Dispatcher, DispatcherAction};
-use crate::message::{Launch, ShardId};
+use crate::message::{Launch, Merge, ShardId};
 use crate::prompt::PromptId;
 use std::collections::BTreeMap;
 
@@ -16,7 +16,12 @@ struct Manifest {
 impl Dispatcher {
     /// Plans and launches every shard that is home and has something to do.
     pub(super) fn fill(&mut self, actions: &mut Vec<DispatcherAction>) {
-        let home = self.shards.iter().filter(|(_, state)| !state.in_air).map(|(&shard, _)| shard);
+        let home = self.shards.iter().filter(|(shard, state)| {
+            let waits =
+                self.config.merge == Merge::WholeFlights && self.flight_in_air(shard.flight);
+            !state.in_air && !waits
+        });
+        let home = home.map(|(&shard, _)| shard);
         let home: Vec<ShardId> = home.collect();
         if home.is_empty() {
             return;
@@ -32,6 +37,10 @@ impl Dispatcher {
                 actions.push(DispatcherAction::Launch(self.launch(shard, manifest)));
             }
         }
+    }
+
+    fn flight_in_air(&self, flight: u32) -> bool {
+        self.shards.iter().any(|(shard, state)| shard.flight == flight && state.in_air)
     }
 
     /// Gives the seated prompts of a shard their rows: those that generate first (one row each

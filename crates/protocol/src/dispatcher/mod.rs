@@ -7,7 +7,7 @@ mod fill;
 mod pages;
 
 use crate::histogram::Histogram;
-use crate::message::{Home, Launch, ShardId};
+use crate::message::{Home, Launch, Merge, ShardId};
 use crate::prompt::{Completion, Finish, Generated, Prompt, PromptId};
 use entry::{Entry, pages_for};
 use glinthawk_flight::PAGE_POSITIONS;
@@ -29,6 +29,8 @@ pub struct DispatcherConfig {
     pub context_max: u32,
     /// Before completions show how long they are: expected length is the longest over this.
     pub oversubscription: f32,
+    /// Whether a shard at home waits for the others of its flight.
+    pub merge: Merge,
 }
 
 /// What happens to the dispatcher.

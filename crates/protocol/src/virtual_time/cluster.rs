@@ -125,7 +125,7 @@ pub fn run<C: Costs>(
     let mut tier2 = BTreeMap::new();
     for (slice, &layers) in topology.slice_layers.iter().enumerate() {
         tier1.push(Tier1 {
-            node: Tier1Node::new(layers, topology.tier1_rows_max),
+            node: Tier1Node::new(layers, topology.tier1_rows_max, config.merge),
             work: None,
             residual: HashMap::new(),
             attended: HashMap::new(),
