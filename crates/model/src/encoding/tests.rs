@@ -82,6 +82,10 @@ fn rounding_goes_to_the_nearest_bf16_and_ties_to_even() {
         (0x3f81_8000, 0x3f82),     // the middle above an odd mantissa
         (0x3f80_8001, 0x3f81),     // just above the middle
         (0xbf81_8000_u32, 0xbf82), // and the same below zero
+        (0x7f7f_ffff, 0x7f80),     // the largest finite value goes to infinity
+        (0x7f80_0000, 0x7f80),     // infinity stays
+        (0x7f80_0001, 0x7fc0),     // a NaN stays one, and becomes quiet
+        (0xffff_ffff, 0xffff),     // whatever its sign and mantissa
     ] {
         let mut rounded = [bf16::ZERO];
         Encoding::F32.decode_bf16(&value.to_le_bytes(), &mut rounded);

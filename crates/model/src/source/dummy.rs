@@ -22,12 +22,15 @@ pub(crate) fn fill_rows(tensor: Tensor, inputs: usize, rows: Range<usize>, out: 
     let hashes_per_row = inputs.div_ceil(4) as u64;
     for (row, out) in rows.zip(out.chunks_mut(inputs)) {
         let first = seed.wrapping_add(row as u64 * hashes_per_row);
-        for (index, out) in out.chunks_mut(4).enumerate() {
+        let four = |index: usize| {
             let bits = (mix(first.wrapping_add(index as u64)) & SIGNS_AND_MANTISSAS) | exponents;
-            for (lane, out) in out.iter_mut().enumerate() {
-                *out = bf16::from_bits((bits >> (16 * lane)) as u16);
-            }
+            [0, 16, 32, 48].map(|shift| bf16::from_bits((bits >> shift) as u16))
+        };
+        let (whole, rest) = out.as_chunks_mut::<4>();
+        for (index, out) in whole.iter_mut().enumerate() {
+            *out = four(index);
         }
+        rest.copy_from_slice(&four(whole.len())[..rest.len()]);
     }
 }
 
