@@ -38,7 +38,7 @@ pub enum CatalogueError {
         /// The commands tried.
         tried: String,
         /// How to do without.
-        by_hand: ByHand,
+        by_hand: Box<ByHand>,
     },
     /// Pip could not fetch the package.
     #[error(
@@ -50,7 +50,7 @@ pub enum CatalogueError {
         /// The end of what pip said.
         output: String,
         /// How to do without.
-        by_hand: ByHand,
+        by_hand: Box<ByHand>,
     },
     /// What was fetched is not what was expected.
     #[error("{package}: {reason}; {by_hand}")]
@@ -60,7 +60,7 @@ pub enum CatalogueError {
         /// What is wrong with it.
         reason: String,
         /// How to do without.
-        by_hand: ByHand,
+        by_hand: Box<ByHand>,
     },
     /// The Hugging Face hub did not give the model.
     #[error(

@@ -226,12 +226,12 @@ impl WheelMember {
         format!("{} {}", self.package, self.version)
     }
 
-    fn by_hand(&self, path: &Path) -> ByHand {
-        ByHand {
+    fn by_hand(&self, path: &Path) -> Box<ByHand> {
+        Box::new(ByHand {
             package: self.package_name(),
             member: self.member.to_owned(),
             path: path.to_owned(),
-        }
+        })
     }
 
     fn wrong(&self, reason: String, path: &Path) -> CatalogueError {

@@ -11,8 +11,8 @@ pub(super) struct Refused(pub(super) String);
 
 pub(super) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
-    environment
-        .set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap());
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.expect("the usual delimiters are valid"));
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);

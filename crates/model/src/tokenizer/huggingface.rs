@@ -1,6 +1,6 @@
 //! Builds a tokenizer from a Hugging Face folder: `tokenizer.json` and `tokenizer_config.json`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Deserialize;
 use tokenizers::decoders::DecoderWrapper;
@@ -11,6 +11,9 @@ use tokenizers::{AddedToken, ModelWrapper};
 use super::control::{ControlToken, ControlTokens};
 use super::vocabulary::{ByteAlphabet, Vocabulary, fallback_byte};
 use super::{Engine, Shared, Tokenizer, TokenizerError, VOCAB_SIZE_MAX};
+
+/// Several times the largest tokenizer there is.
+const FILE_BYTES_MAX: u64 = 1 << 28;
 
 /// The fields of `tokenizer_config.json` that matter here.
 #[derive(Default, Deserialize)]
@@ -48,7 +51,13 @@ pub(super) fn load(folder: &Path) -> Result<Tokenizer, TokenizerError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
-    std::fs::read(path).map_err(|source| TokenizerError::Read { path: PathBuf::from(path), source })
+    let wrong = |source| TokenizerError::Read { path: path.to_owned(), source };
+    let bytes = std::fs::metadata(path).map_err(wrong)?.len();
+    if bytes > FILE_BYTES_MAX {
+        let reason = format!("{bytes} bytes; a tokenizer has at most {FILE_BYTES_MAX}");
+        return Err(TokenizerError::Parse { path: path.to_owned(), reason });
+    }
+    std::fs::read(path).map_err(wrong)
 }
 
 fn load_config(folder: &Path) -> Result<TokenizerConfig, TokenizerError> {

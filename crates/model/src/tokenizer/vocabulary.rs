@@ -73,7 +73,7 @@ impl ByteAlphabet {
 /// The byte that a fallback token such as `<0x0A>` stands for.
 pub(super) fn fallback_byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
-    if digits.len() != 2 {
+    if digits.len() != 2 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
     }
     u8::from_str_radix(digits, 16).ok()
