@@ -141,6 +141,19 @@ pub fn resolve(
     Err(CatalogueError::Unknown { name: name.to_owned(), known: known.join(", ") })
 }
 
+/// What `resolve` would give, if nothing has to be fetched for it.
+pub fn resolve_here(name: &str) -> Option<ResolvedModel> {
+    if let Some(shape) = name.strip_prefix("dummy:") {
+        return Some(ResolvedModel::Dummy(shape.to_owned()));
+    }
+    let listed = list().into_iter().find(|entry| entry.name == name);
+    let path = match listed {
+        Some(entry) => entry.cached?,
+        None => PathBuf::from(name),
+    };
+    path.exists().then_some(ResolvedModel::Path(path))
+}
+
 fn pull(
     listed: &Listed,
     cache: &Path,

@@ -34,6 +34,11 @@ pub(super) fn trouble(path: &Path) -> impl FnOnce(std::io::Error) -> CatalogueEr
     move |source| CatalogueError::Cache { path, source }
 }
 
+/// A checksum as it is usually written.
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Held while a file of the cache is fetched; creates the file's folder.
 pub(super) struct Lock {
     _file: File,

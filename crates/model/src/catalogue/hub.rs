@@ -2,14 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::env;
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use hf_hub::api::Progress;
 use hf_hub::api::sync::{ApiBuilder, ApiRepo};
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 
-use super::{CatalogueError, PullProgress};
+use super::{CatalogueError, PullProgress, cache};
 
 /// Fetched where the model has them, in this order; the weights come last.
 const SMALL_FILES: [&str; 6] = [
@@ -37,17 +40,22 @@ pub(super) fn is_name(name: &str) -> bool {
 /// The folder of a model, fetched where it is not in the cache.
 pub(super) fn pull(
     name: &str,
-    cache: &Path,
+    cache_folder: &Path,
     progress: &mut dyn FnMut(PullProgress<'_>),
 ) -> Result<PathBuf, CatalogueError> {
     let wrong = |reason: String| CatalogueError::Hub { name: name.to_owned(), reason };
-    let cache = Cache::new(cache.join("hub"));
-    let main = cache.model(name.to_owned());
+    let store = Cache::new(cache_folder.join("hub"));
+    let main = store.model(name.to_owned());
+    if let Some(folder) = folder_of(&main) {
+        return Ok(folder);
+    }
+    let _lock = cache::lock(&store.path().join(Repo::model(name.to_owned()).folder_name()))?;
+    // Whoever held the lock before may have fetched it.
     if let Some(folder) = folder_of(&main) {
         return Ok(folder);
     }
     let mut builder =
-        ApiBuilder::from_cache(cache.clone()).with_progress(false).with_token(token());
+        ApiBuilder::from_cache(store.clone()).with_progress(false).with_token(token());
     if let Ok(endpoint) = env::var("HF_ENDPOINT") {
         builder = builder.with_endpoint(endpoint);
     }
@@ -55,7 +63,7 @@ pub(super) fn pull(
     let info = api.model(name.to_owned()).info().map_err(|error| wrong(error.to_string()))?;
     // One revision for all files, even if the model changes meanwhile.
     let repo = Repo::with_revision(name.to_owned(), RepoType::Model, info.sha.clone());
-    let pinned = Pinned { api: api.repo(repo.clone()), cache: cache.repo(repo) };
+    let pinned = Pinned { api: api.repo(repo.clone()), cache: store.repo(repo) };
     let offered: BTreeSet<&str> =
         info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
     pinned.fetch_all(&offered, progress).map_err(wrong)?;
@@ -126,7 +134,48 @@ impl Pinned {
             return Ok(path);
         }
         let counter = Counter { file, bytes_done: 0, bytes_total: 0, progress };
-        self.api.download_with_progress(file, counter).map_err(|error| format!("{file}: {error}"))
+        let path = self
+            .api
+            .download_with_progress(file, counter)
+            .map_err(|error| format!("{file}: {error}"))?;
+        verify(&path).map_err(|reason| format!("{file}: {reason}"))?;
+        Ok(path)
+    }
+}
+
+/// Compares a large file with its checksum, which is the name that the cache keeps it under (small
+/// files have another kind of name); removes it if it is not what it should be.
+fn verify(link: &Path) -> Result<(), String> {
+    let kept = link.canonicalize().map_err(|error| error.to_string())?;
+    let name = kept.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if name.len() != 64 || !name.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Ok(());
+    }
+    let mut hash = Sha256::new();
+    File::open(&kept)
+        .and_then(|mut file| std::io::copy(&mut file, &mut HashWriter(&mut hash)))
+        .map_err(|error| error.to_string())?;
+    let digest = cache::hexadecimal(&hash.finalize());
+    if digest == name {
+        return Ok(());
+    }
+    for wrong in BTreeSet::from([link, &kept]) {
+        std::fs::remove_file(wrong).map_err(|error| error.to_string())?;
+    }
+    Err(format!("has sha256 {digest}, not {name}; try again"))
+}
+
+/// Hashes what is written to it.
+struct HashWriter<'a>(&'a mut Sha256);
+
+impl Write for HashWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -171,6 +220,20 @@ impl Progress for Counter<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_named_for_their_checksum_are_held_to_it() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let check = |name: &str, verified: bool| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, "the model").expect("a file");
+            assert_eq!(verify(&path).is_ok(), verified, "{name}");
+            assert_eq!(path.exists(), verified, "{name}");
+        };
+        check("36cc7e3d6f6200756c81e18470827e9dac1c602fcd87761cbb0b8f015611c098", true);
+        check(&"0".repeat(64), false);
+        check("0123456789abcdef0123456789abcdef01234567", true);
+    }
 
     #[test]
     fn names_of_the_hub() {

