@@ -113,6 +113,11 @@ impl CpuContext {
         Ok(Self(Context::Portable(PortableContext::new(config, layers, pages, threads)?)))
     }
 
+    /// Fills all pages: for benchmarks, which must read memory that is there.
+    pub(crate) fn fill(&mut self, value: bf16) {
+        each!(&mut self.0, Context, inner => inner.fill(value));
+    }
+
     /// Bytes of one page in all of the slice's layers.
     pub fn page_bytes(config: &ModelConfig, layers: usize) -> usize {
         2 * PAGE_POSITIONS as usize * config.kv_width() * layers * size_of::<bf16>()

@@ -2,6 +2,7 @@
 //! (everything that touches weights), [`ContextKernels`] is Tier 2's (append and attend).
 //! `portable` is the oracle; every faster backend is tested against it.
 
+pub mod bench;
 #[cfg(test)]
 mod conformance;
 mod cpu;

@@ -3,6 +3,7 @@
 
 mod amx;
 mod attention;
+mod ceilings;
 mod context;
 mod epilogue;
 mod functions;
@@ -14,6 +15,7 @@ mod tiles;
 mod vector;
 mod weights;
 
+pub(crate) use ceilings::{peak, peak_operations, read};
 pub(crate) use context::X86Context;
 pub(crate) use weights::X86Weights;
 

@@ -35,6 +35,10 @@ impl PortableContext {
         Ok(Self { config: config.clone(), threads, pages, values })
     }
 
+    pub(crate) fn fill(&mut self, value: bf16) {
+        self.values.fill(value);
+    }
+
     /// Where a position's keys (0) or values (1) stand.
     fn place(&self, layer: usize, page: u32, which: usize, position: usize) -> usize {
         assert!((page as usize) < self.pages, "page {page} of {}", self.pages);

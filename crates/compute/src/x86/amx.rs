@@ -323,3 +323,31 @@ pub(super) unsafe fn add_values(
         }
     }
 }
+
+/// Operations of one round of [`peak`].
+pub(super) const PEAK_OPERATIONS: usize = 4 * 2 * TILE_ROWS * PANEL * STEP;
+
+/// Multiplies tiles in registers.
+///
+/// # Safety
+/// Tiles are configured whole on this thread; `rounds` is not zero.
+pub(super) unsafe fn peak(rounds: usize) {
+    // SAFETY: touches tiles only.
+    unsafe {
+        asm!(
+            "tilezero tmm4",
+            "tilezero tmm5",
+            "tilezero tmm6",
+            "tilezero tmm7",
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {rounds}",
+            "jnz 2b",
+            rounds = inout(reg) rounds => _,
+            options(nostack, nomem),
+        );
+    }
+}

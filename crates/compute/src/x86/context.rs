@@ -78,6 +78,10 @@ impl X86Context {
         })
     }
 
+    pub(crate) fn fill(&mut self, value: bf16) {
+        self.values.fill(value);
+    }
+
     /// Values of one page, one head, keys and values.
     fn head_values(&self) -> usize {
         2 * PAGE * self.config.head_dim

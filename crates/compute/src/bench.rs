@@ -1,0 +1,224 @@
+//! Measures the machine's ceilings and the kernels below them, for `glinthawk bench kernels`.
+//! Nothing here judges: it returns times, and what they were spent on.
+
+use crate::memory::Memory;
+use crate::{
+    AttendRow, ComputeError, ContextKernels, CpuContext, CpuWeights, Isa, ShardIn, ShardOut,
+    SliceSpec, Threads, WeightKernels,
+};
+use glinthawk_flight::{Buffer, PAGE_POSITIONS};
+use glinthawk_model::{Model, ModelConfig};
+use half::bf16;
+use std::hint::black_box;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Memory read for the bandwidth: more than any last-level cache hides.
+const READ_BYTES: usize = 1 << 30;
+
+/// What one pass of a kernel took and did.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// Wall time.
+    pub seconds: f64,
+    /// Multiplications and additions, of which a multiply-add is two.
+    pub operations: f64,
+    /// Bytes of weights or context that had to be read.
+    pub bytes: f64,
+}
+
+/// The machine's ceilings, with all threads of a pool.
+pub struct Ceilings {
+    isa: Isa,
+    threads: Arc<Threads>,
+    memory: Memory<u64>,
+}
+
+impl Ceilings {
+    /// Allocates the memory to read.
+    pub fn new(isa: Isa, threads: Arc<Threads>) -> Result<Self, ComputeError> {
+        isa.require()?;
+        let mut memory = Memory::zeroed("the read benchmark", READ_BYTES / size_of::<u64>())?;
+        // Untouched memory would all be the same page of zeros.
+        memory.fill(1);
+        Ok(Self { isa, threads, memory })
+    }
+
+    /// Operations per second from registers alone.
+    pub fn operations_per_second(&self) -> f64 {
+        const ROUNDS: usize = 20_000;
+        let started = Instant::now();
+        self.threads.run(|_, _| peak(self.isa, ROUNDS));
+        (operations_per_round(self.isa) * ROUNDS * self.threads.count()) as f64
+            / started.elapsed().as_secs_f64()
+    }
+
+    /// Bytes per second read in order, every thread its own part.
+    pub fn bytes_per_second(&self) -> f64 {
+        let started = Instant::now();
+        self.threads.run(|thread, count| {
+            let share = self.memory.len() / count;
+            black_box(read(self.isa, &self.memory[thread * share..][..share]));
+        });
+        READ_BYTES as f64 / started.elapsed().as_secs_f64()
+    }
+}
+
+fn operations_per_round(isa: Isa) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if isa != Isa::Portable {
+        return crate::x86::peak_operations(isa);
+    }
+    assert_eq!(isa, Isa::Portable);
+    2 * PORTABLE_LANES
+}
+
+const PORTABLE_LANES: usize = 64;
+
+fn peak(isa: Isa, rounds: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if isa != Isa::Portable {
+        // SAFETY: the constructor made sure that the machine has the instruction set.
+        return unsafe { crate::x86::peak(isa, rounds) };
+    }
+    assert_eq!(isa, Isa::Portable);
+    let mut sums = [1.0f32; PORTABLE_LANES];
+    let factors = black_box([0.5f32; PORTABLE_LANES]);
+    for _ in 0..rounds {
+        for (sum, factor) in sums.iter_mut().zip(factors) {
+            *sum = *sum * factor + factor;
+        }
+    }
+    black_box(sums);
+}
+
+fn read(isa: Isa, values: &[u64]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if isa != Isa::Portable {
+        // SAFETY: the constructor made sure that the machine has the instruction set.
+        return unsafe { crate::x86::read(isa, values) };
+    }
+    assert_eq!(isa, Isa::Portable);
+    values.iter().fold(0, |sum, &value| sum ^ value)
+}
+
+/// Some layers of a model, for the time of Tier 1's kernels.
+pub struct WeightBench {
+    config: ModelConfig,
+    layers: usize,
+    weights: CpuWeights,
+    qkv: Buffer,
+    attended: Buffer,
+    positions: Vec<u32>,
+}
+
+impl WeightBench {
+    /// Loads layers of a model, and its classifier where asked for.
+    pub fn new(
+        model: &Model,
+        layers: Range<usize>,
+        classifies: bool,
+        rows_max: usize,
+        isa: Isa,
+        threads: Arc<Threads>,
+    ) -> Result<Self, ComputeError> {
+        let config = model.config().clone();
+        let count = layers.len();
+        let spec = SliceSpec { layers, embeds: false, classifies, slab_rows: rows_max };
+        let mut weights = CpuWeights::load(model, spec, isa, threads, &mut |_, _| {})?;
+        let residual: Vec<f32> =
+            (0..rows_max * config.hidden).map(|index| (index % 13) as f32 - 6.0).collect();
+        weights.put_residual(0..rows_max, &residual);
+        let buffer = |width: usize| Buffer::zeroed(rows_max * width * size_of::<bf16>());
+        let (qkv, attended) = (buffer(config.qkv_width()), buffer(config.query_width()));
+        Ok(Self {
+            layers: count,
+            weights,
+            qkv,
+            attended,
+            positions: (0..rows_max as u32).collect(),
+            config,
+        })
+    }
+
+    /// All layers once, everything but attention, for a batch of `rows` rows.
+    pub fn layers(&mut self, rows: usize) -> Timing {
+        let started = Instant::now();
+        for layer in 0..self.layers {
+            let positions = &self.positions[..rows];
+            self.weights.pre_attention(
+                layer,
+                &mut [ShardOut { slab: 0..rows, positions, qkv: &mut self.qkv }],
+            );
+            self.weights
+                .post_attention(layer, &[ShardIn { slab: 0..rows, attended: &self.attended }]);
+        }
+        let config = &self.config;
+        let parameters =
+            config.hidden * (config.qkv_width() + config.query_width() + 3 * config.feed_forward);
+        Self::timing(started, parameters * self.layers, rows)
+    }
+
+    /// The classifier and the likeliest token of `rows` rows.
+    pub fn classify(&mut self, rows: usize) -> Timing {
+        let slab_rows: Vec<usize> = (0..rows).collect();
+        let mut tokens = vec![0; rows];
+        let started = Instant::now();
+        self.weights.classify_greedy(&slab_rows, &mut tokens);
+        Self::timing(started, self.config.hidden * self.config.vocab, rows)
+    }
+
+    fn timing(started: Instant, parameters: usize, rows: usize) -> Timing {
+        Timing {
+            seconds: started.elapsed().as_secs_f64(),
+            operations: (2 * parameters * rows) as f64,
+            bytes: (parameters * size_of::<bf16>()) as f64,
+        }
+    }
+}
+
+/// One layer's context, for the time of attention.
+pub struct ContextBench {
+    config: ModelConfig,
+    context: CpuContext,
+    pages: usize,
+}
+
+impl ContextBench {
+    /// One layer's pages, `bytes` of them in all, filled.
+    pub fn new(
+        config: &ModelConfig,
+        bytes: usize,
+        isa: Isa,
+        threads: Arc<Threads>,
+    ) -> Result<Self, ComputeError> {
+        let pages = (bytes / CpuContext::page_bytes(config, 1)).max(1);
+        let mut context = CpuContext::new(config, 1, pages, isa, threads)?;
+        context.fill(bf16::from_f32(0.25));
+        Ok(Self { config: config.clone(), context, pages })
+    }
+
+    /// One decode row for each context of `positions` positions that fits, `rows_max` at most.
+    /// Their pages lie as they do after growing side by side: scattered.
+    pub fn decode(&mut self, positions: usize, rows_max: usize) -> Timing {
+        let pages_each = positions.div_ceil(PAGE_POSITIONS as usize);
+        let rows = (self.pages / pages_each).min(rows_max);
+        let tables: Vec<Vec<u32>> = (0..rows)
+            .map(|row| (0..pages_each).map(|page| (page * rows + row) as u32).collect())
+            .collect();
+        let batch: Vec<AttendRow<'_>> = tables
+            .iter()
+            .map(|pages| AttendRow { position: positions as u32 - 1, pages })
+            .collect();
+        let qkv = Buffer::zeroed(rows * self.config.qkv_width() * size_of::<bf16>());
+        let mut attended = Buffer::zeroed(rows * self.config.query_width() * size_of::<bf16>());
+        let started = Instant::now();
+        self.context.attend(0, &batch, &qkv, &mut attended);
+        Timing {
+            seconds: started.elapsed().as_secs_f64(),
+            operations: (4 * rows * positions * self.config.query_width()) as f64,
+            bytes: (2 * rows * positions * self.config.kv_width() * size_of::<bf16>()) as f64,
+        }
+    }
+}

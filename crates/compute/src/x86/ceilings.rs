@@ -1,0 +1,92 @@
+//! What the instruction sets can do at best: products from registers, and reading memory.
+
+use super::amx::{self, Tiles};
+use super::for_each_isa;
+use super::lanes::{LANES, Lanes};
+use crate::Isa;
+use half::bf16;
+use std::hint::black_box;
+
+/// Chains of sums kept going at once: more than latency times throughput of a multiply-add.
+const CHAINS: usize = 12;
+
+/// Operations of one round of [`peak`].
+pub(crate) fn peak_operations(isa: Isa) -> usize {
+    match isa {
+        Isa::Amx => amx::PEAK_OPERATIONS,
+        _ => CHAINS * LANES * 2 * 2,
+    }
+}
+
+/// Multiplies registers for `rounds` rounds.
+///
+/// # Safety
+/// The machine has `isa`.
+pub(crate) unsafe fn peak(isa: Isa, rounds: usize) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        if isa == Isa::Amx {
+            let _tiles = Tiles::whole();
+            return amx::peak(rounds);
+        }
+        peak_vector(isa, rounds);
+    }
+}
+
+#[inline(always)]
+unsafe fn peak_lanes<L: Lanes>(rounds: usize) {
+    // AVX2 has room for fewer chains of two registers each, and needs fewer.
+    let chains = if L::ROWS == 4 { CHAINS / 3 } else { CHAINS };
+    let ones = [bf16::ONE; 2 * LANES];
+    // SAFETY: as promised by the caller; sixteen pairs lie in the array.
+    unsafe {
+        let pairs = L::load_pairs(black_box(&ones).as_ptr());
+        for _ in 0..CHAINS / chains {
+            let mut sums = [L::splat(0.0); CHAINS];
+            for _ in 0..rounds {
+                for sum in &mut sums[..chains] {
+                    *sum = sum.dot_pairs(pairs, pairs);
+                }
+            }
+            for sum in sums {
+                black_box(sum.to_array());
+            }
+        }
+    }
+}
+
+for_each_isa! {
+    /// Multiplies vector registers.
+    fn peak_vector = peak_lanes(rounds: usize)
+}
+
+#[inline(always)]
+unsafe fn read_lanes<L: Lanes>(values: &[u64], sum: &mut u64) {
+    const READ: usize = 4;
+    // SAFETY: whole vectors inside the slice.
+    unsafe {
+        let mut sums = [L::splat(0.0); READ];
+        for chunk in values.chunks_exact(READ * LANES / 2) {
+            for (index, sum) in sums.iter_mut().enumerate() {
+                *sum = sum.max(L::load(chunk.as_ptr().cast::<f32>().add(index * LANES)));
+            }
+        }
+        *sum = sums.into_iter().map(|sum| u64::from(sum.sum().to_bits())).sum();
+    }
+}
+
+for_each_isa! {
+    /// Reads memory in order.
+    fn read_vector = read_lanes(values: &[u64], sum: &mut u64)
+}
+
+/// Reads memory in order; the result only proves that it did.
+///
+/// # Safety
+/// The machine has `isa`.
+pub(crate) unsafe fn read(isa: Isa, values: &[u64]) -> u64 {
+    let mut sum = 0;
+    // SAFETY: as promised by the caller.
+    unsafe { read_vector(isa, values, &mut sum) };
+    sum
+}
