@@ -302,3 +302,43 @@ fn messages_survive_any_segmentation() {
         assert_eq!(wire(&next_message(&far).1), expected);
     }
 }
+
+/// Whoever writes, a sender or the network thread, nothing is left lying: with no timer to come to
+/// the rescue, a message that everyone thought another would write would never arrive.
+#[test]
+fn many_senders_leave_nothing_behind() {
+    const SENDERS: u32 = 4;
+    const MESSAGES: u32 = 500;
+    let never = Duration::from_secs(4000);
+    let timing = Timing {
+        handshake: never,
+        heartbeat: never,
+        silence: never,
+        stall: never,
+        farewell: Timing::default().farewell,
+    };
+    let bounds = Bounds { queue_bytes_max: 400_000, inbox_bytes_max: 400_000, ..Bounds::default() };
+    let patient = |name| Config { timing, bounds, ..config(name) };
+    let ((near, far_peer), (far, _)) = pair(patient("near"), patient("far"));
+    std::thread::scope(|scope| {
+        for sender in 0..SENDERS {
+            let near = &near;
+            scope.spawn(move || {
+                for number in 0..MESSAGES {
+                    let place = Place { lane: sender, flight: number, ..Place::default() };
+                    // Now and then one that is too long to be written by its sender.
+                    let bytes = if (number + sender).is_multiple_of(50) { 200_000 } else { 1000 };
+                    let message = Message::attended(place, 1, Buffer::zeroed(bytes));
+                    near.send(far_peer, message).unwrap();
+                }
+            });
+        }
+        let mut next_number = [0; SENDERS as usize];
+        for _ in 0..SENDERS * MESSAGES {
+            let place = next_message(&far).1.place();
+            assert_eq!(place.flight, next_number[place.lane as usize]);
+            next_number[place.lane as usize] += 1;
+        }
+        assert_eq!(next_number, [MESSAGES; SENDERS as usize]);
+    });
+}

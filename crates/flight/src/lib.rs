@@ -11,7 +11,9 @@ mod table;
 
 pub use buffer::{Buffer, Pool};
 pub use error::WireError;
-pub use header::{HEADER_BYTES, Header, KINDS, Kind, Limits, MAGIC, PROTOCOL_VERSION, Place};
+pub use header::{
+    BodyChecksum, HEADER_BYTES, Header, KINDS, Kind, Limits, MAGIC, PROTOCOL_VERSION, Place,
+};
 pub use message::Message;
 pub use row::{PAGE_POSITIONS, Row, Shard, ShardError, check_shards, split};
 pub use table::{CONTEXT_ROW_BYTES, ContextRow, RowTable};

@@ -3,7 +3,7 @@
 
 use crate::buffer::Buffer;
 use crate::error::WireError;
-use crate::header::{HEADER_BYTES, Header, Kind, Limits, Place, body_checksum};
+use crate::header::{BodyChecksum, HEADER_BYTES, Header, Kind, Limits, Place};
 use crate::row::{Row, Shard};
 use crate::table::{CONTEXT_ROW_BYTES, ContextRow, RowTable};
 use zerocopy::{FromBytes, IntoBytes};
@@ -88,8 +88,14 @@ impl Message {
         message
     }
 
-    /// A received message: checks table and payload against the header that announced them.
-    pub fn open(header: Header, table: Vec<u8>, payload: Buffer) -> Result<Self, WireError> {
+    /// A received message: checks table and payload, and the checksum that was computed of them
+    /// as they came in, against the header that announced them.
+    pub fn open(
+        header: Header,
+        table: Vec<u8>,
+        payload: Buffer,
+        checksum: BodyChecksum,
+    ) -> Result<Self, WireError> {
         let lengths = [
             ("table", table.len(), header.table_bytes()),
             ("payload", payload.len_bytes(), header.payload_bytes()),
@@ -99,7 +105,7 @@ impl Message {
                 return Err(WireError::Truncated { part, bytes, needed });
             }
         }
-        let computed = body_checksum(&table, payload.bytes());
+        let computed = checksum.finish();
         let found = header.body_checksum;
         if found != computed {
             return Err(WireError::BodyChecksum { kind: header.kind, found, computed });
@@ -123,7 +129,7 @@ impl Message {
     /// The header's bytes, checksums included. They, the table and the payload, in this order, are
     /// the message on the wire.
     pub fn seal(&self) -> [u8; HEADER_BYTES] {
-        let body_checksum = body_checksum(&self.table, self.payload.bytes());
+        let body_checksum = BodyChecksum::of(&self.table, self.payload.bytes()).finish();
         Header { body_checksum, ..self.header }.encode()
     }
 

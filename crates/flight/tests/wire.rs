@@ -1,8 +1,8 @@
 //! The wire form: what is sent is what is opened, and whatever else arrives is refused by name.
 
 use glinthawk_flight::{
-    Buffer, HEADER_BYTES, Header, KINDS, Kind, Limits, MAGIC, Message, PROTOCOL_VERSION, Place,
-    Row, Shard, WireError, check_shards, split,
+    BodyChecksum, Buffer, HEADER_BYTES, Header, KINDS, Kind, Limits, MAGIC, Message,
+    PROTOCOL_VERSION, Place, Row, Shard, WireError, check_shards, split,
 };
 use proptest::prelude::*;
 
@@ -21,7 +21,8 @@ fn open(bytes: &[u8], limits: &Limits) -> Result<Message, WireError> {
     let table = &body[..header.table_bytes().min(body.len())];
     let rest = &body[table.len()..];
     let payload = &rest[..header.payload_bytes().min(rest.len())];
-    Message::open(header, table.to_vec(), buffer(payload))
+    let checksum = BodyChecksum::of(table, payload);
+    Message::open(header, table.to_vec(), buffer(payload), checksum)
 }
 
 fn buffer(bytes: &[u8]) -> Buffer {

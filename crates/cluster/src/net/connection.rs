@@ -1,26 +1,16 @@
-//! One connection: bytes from the socket into messages, messages into the socket. Never blocks.
+//! One connection as the network thread has it: bytes from the socket into messages. Never blocks.
 
 use super::controller::LostReason;
-use super::link::{Link, Sealed};
-use super::stats::PeerCounters;
-use glinthawk_flight::{Buffer, HEADER_BYTES, Header, Limits, Message, Pool};
-use std::collections::VecDeque;
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use super::outlet::Outlet;
+use glinthawk_flight::{BodyChecksum, Buffer, HEADER_BYTES, Header, Limits, Message, Pool};
+use std::io::{self, ErrorKind, IoSliceMut, Read};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Messages are taken from the link into one vectored write up to this much; what still waits can
-/// be overtaken by a deeper layer.
-const STAGED_BYTES: usize = 256 << 10;
-const STAGED_MESSAGES: usize = 16;
+use std::time::Instant;
 
 pub(super) struct Connection {
-    pub(super) stream: TcpStream,
-    pub(super) counters: Arc<PeerCounters>,
-    pub(super) limits: Limits,
-    pub(super) inbound: Inbound,
-    pub(super) outbound: Outbound,
+    pub(super) outlet: Arc<Outlet>,
+    inbound: Inbound,
     /// Nothing is read while the node has not taken what was received.
     pub(super) paused: bool,
     /// When bytes last came in; or when reading was resumed.
@@ -31,21 +21,8 @@ impl Connection {
     /// Reads in one turn, so that a busy peer does not keep the others waiting.
     pub(super) const READS_PER_TURN: usize = 32;
 
-    pub(super) fn new(
-        stream: TcpStream,
-        counters: Arc<PeerCounters>,
-        limits: Limits,
-        now: Instant,
-    ) -> Self {
-        Self {
-            stream,
-            counters,
-            limits,
-            inbound: Inbound::default(),
-            outbound: Outbound::new(now),
-            paused: false,
-            heard_at: now,
-        }
+    pub(super) fn new(outlet: Arc<Outlet>, now: Instant) -> Self {
+        Self { outlet, inbound: Inbound::default(), paused: false, heard_at: now }
     }
 
     /// The next whole message, or `None` when the socket has no more for now. `reads` counts down.
@@ -56,15 +33,15 @@ impl Connection {
         now: Instant,
     ) -> Result<Option<Message>, LostReason> {
         loop {
-            if let Some(message) = self.inbound.assemble(&self.limits, pool)? {
-                self.counters.received[message.kind().index()].count(message.header());
+            if let Some(message) = self.inbound.assemble(&self.outlet.limits, pool)? {
+                self.outlet.counters.received[message.kind().index()].count(message.header());
                 return Ok(Some(message));
             }
             if std::mem::take(&mut self.inbound.drained) || *reads == 0 {
                 return Ok(None);
             }
             *reads -= 1;
-            match self.inbound.fill(&self.stream) {
+            match self.inbound.fill(&self.outlet.stream) {
                 Ok(0) => return Err(self.inbound.cut()),
                 Ok(_) => self.heard_at = now,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
@@ -73,48 +50,12 @@ impl Connection {
             }
         }
     }
-
-    /// Writes what the link releases until the socket takes no more. Returns the bytes of the
-    /// messages that are gone; their payloads are back in the pool.
-    pub(super) fn transmit(&mut self, pool: &Pool, now: Instant) -> Result<usize, LostReason> {
-        let mut bytes_gone = 0;
-        while self.outbound.stage(now) {
-            let wanted = self.outbound.staged_bytes - self.outbound.written;
-            match self.outbound.write(&self.stream) {
-                Ok(written) => {
-                    self.outbound.blocked_since = None;
-                    self.outbound.spoke_at = now;
-                    self.outbound.written += written;
-                    bytes_gone += self.outbound.retire(pool, &self.counters);
-                    if written < wanted {
-                        self.outbound.blocked_since = Some(now);
-                        break;
-                    }
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.outbound.blocked_since.get_or_insert(now);
-                    break;
-                }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(LostReason::Broken(error.to_string())),
-            }
-        }
-        Ok(bytes_gone)
-    }
-
-    /// When there will be something to write; a blocked socket says so itself.
-    pub(super) fn due(&self) -> Option<Instant> {
-        match self.outbound.blocked_since {
-            Some(_) => None,
-            None => self.outbound.link.due(),
-        }
-    }
 }
 
 /// Bytes on their way to being a message. The body is received straight into its buffers, and the
 /// next header with it, so that a stream of messages costs one read each.
 #[derive(Default)]
-pub(super) struct Inbound {
+struct Inbound {
     header: HeaderBytes,
     header_filled: usize,
     body: Option<Body>,
@@ -135,11 +76,22 @@ struct Body {
     table: Vec<u8>,
     payload: Buffer,
     filled: usize,
+    /// Of the bytes filled so far, summed while they are in the cache.
+    checksum: BodyChecksum,
 }
 
 impl Body {
     fn needed(&self) -> usize {
         self.table.len() + self.payload.len_bytes()
+    }
+
+    fn take_in(&mut self, bytes: usize) {
+        let (table, end) = (self.table.len(), self.filled + bytes);
+        self.checksum.update(&self.table[self.filled.min(table)..end.min(table)]);
+        let payload_start = self.filled.saturating_sub(table);
+        let payload_end = end.saturating_sub(table);
+        self.checksum.update(&self.payload.bytes()[payload_start..payload_end]);
+        self.filled = end;
     }
 }
 
@@ -150,13 +102,14 @@ impl Inbound {
             let header = Header::decode(&self.header.0, limits)?;
             let table = vec![0; header.table_bytes()];
             let payload = pool.take(header.payload_bytes());
-            self.body = Some(Body { header, table, payload, filled: 0 });
+            let checksum = BodyChecksum::default();
+            self.body = Some(Body { header, table, payload, filled: 0, checksum });
             self.header_filled = 0;
         }
         match self.body.take_if(|body| body.filled == body.needed()) {
             None => Ok(None),
-            Some(Body { header, table, payload, .. }) => {
-                Ok(Some(Message::open(header, table, payload)?))
+            Some(Body { header, table, payload, checksum, .. }) => {
+                Ok(Some(Message::open(header, table, payload, checksum)?))
             }
         }
     }
@@ -180,7 +133,7 @@ impl Inbound {
         self.drained = read < wanted;
         let of_body = read.min(body_wanted);
         if let Some(body) = &mut self.body {
-            body.filled += of_body;
+            body.take_in(of_body);
         }
         self.header_filled += read - of_body;
         Ok(read)
@@ -199,102 +152,4 @@ impl Inbound {
             None => LostReason::Closed,
         }
     }
-}
-
-/// Messages on their way to being bytes.
-pub(super) struct Outbound {
-    pub(super) link: Link,
-    staged: VecDeque<Sealed>,
-    staged_bytes: usize,
-    /// Bytes of the staged messages that the socket has taken.
-    written: usize,
-    /// Since when the socket has taken nothing of what is staged.
-    pub(super) blocked_since: Option<Instant>,
-    /// When the socket last took bytes.
-    spoke_at: Instant,
-}
-
-impl Outbound {
-    fn new(now: Instant) -> Self {
-        Self {
-            link: Link::new(),
-            staged: VecDeque::with_capacity(STAGED_MESSAGES),
-            staged_bytes: 0,
-            written: 0,
-            blocked_since: None,
-            spoke_at: now,
-        }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.staged.is_empty() && self.link.is_empty()
-    }
-
-    /// Stages a heartbeat if nothing was said for `interval`. It goes past the link: an artificial
-    /// delay must not make a node look dead.
-    pub(super) fn heartbeat(&mut self, now: Instant, interval: Duration) -> bool {
-        let due =
-            self.staged.is_empty() && now.saturating_duration_since(self.spoke_at) >= interval;
-        if due {
-            self.stage_message(Sealed::new(Message::heartbeat()));
-        }
-        due
-    }
-
-    fn stage_message(&mut self, sealed: Sealed) {
-        self.staged_bytes += sealed.wire_bytes();
-        self.staged.push_back(sealed);
-    }
-
-    /// Takes messages from the link for the next write; false when there is nothing to write.
-    fn stage(&mut self, now: Instant) -> bool {
-        while self.staged_bytes < STAGED_BYTES && self.staged.len() < STAGED_MESSAGES {
-            let Some(sealed) = self.link.pop(now) else { break };
-            self.stage_message(sealed);
-        }
-        !self.staged.is_empty()
-    }
-
-    /// One vectored write of everything staged and not yet written.
-    fn write(&self, mut stream: &TcpStream) -> io::Result<usize> {
-        let mut slices = [IoSlice::new(&[]); 3 * STAGED_MESSAGES];
-        let mut used = 0;
-        for Sealed { head, message } in &self.staged {
-            for part in [head.as_slice(), message.table(), message.payload().bytes()] {
-                if !part.is_empty() {
-                    slices[used] = IoSlice::new(part);
-                    used += 1;
-                }
-            }
-        }
-        let mut slices = &mut slices[..used];
-        IoSlice::advance_slices(&mut slices, self.written);
-        stream.write_vectored(slices)
-    }
-
-    /// Lets go of the messages that are wholly written; returns their bytes.
-    fn retire(&mut self, pool: &Pool, counters: &PeerCounters) -> usize {
-        let mut bytes_gone = 0;
-        while let Some(Sealed { message, .. }) = self.staged.front() {
-            let bytes = message.header().wire_bytes();
-            if bytes > self.written {
-                break;
-            }
-            self.written -= bytes;
-            self.staged_bytes -= bytes;
-            counters.sent[message.kind().index()].count(message.header());
-            if is_accounted(message) {
-                bytes_gone += bytes;
-            }
-            let sealed = self.staged.pop_front().expect("the front was just looked at");
-            pool.give(sealed.message.into_payload());
-        }
-        bytes_gone
-    }
-}
-
-/// Heartbeats and goodbyes are the controller's own: no `send` paid for them.
-fn is_accounted(message: &Message) -> bool {
-    use glinthawk_flight::Kind::{Goodbye, Heartbeat};
-    !matches!(message.kind(), Heartbeat | Goodbye)
 }

@@ -1,8 +1,8 @@
 //! The controller as the rest of the node sees it: listen, connect, send, receive, leave.
 
 use super::config::{Config, Identity, LinkShape};
-use super::connection::Connection;
 use super::handshake::{self, HandshakeError};
+use super::outlet::Outlet;
 use super::shared::{Command, Shared};
 use super::stats::PeerStats;
 use super::thread::NetThread;
@@ -200,16 +200,17 @@ impl Controller {
         stream.set_nonblocking(true)?;
         let limits = self.config.limits.agree(hello.limits);
         let identity = hello.identity.clone();
-        let counters = self.shared.enrol(hello.identity, limits, address)?;
+        let counters = self.shared.enrol(hello.identity, address)?;
         let peer = counters.peer;
-        let connection = Connection::new(stream, counters, limits, Instant::now());
-        self.shared.command(Command::Adopt(Box::new(connection)));
+        let outlet = Arc::new(Outlet::new(stream, counters, limits, &self.config));
+        self.shared.open(&outlet);
+        self.shared.command(Command::Adopt(outlet));
         Ok((peer, identity))
     }
 
     /// Makes the link to a peer behave like a slower one, for what this end sends from now on.
     pub fn shape(&self, peer: Peer, shape: LinkShape) {
-        self.shared.command(Command::Shape(peer, shape));
+        self.shared.shape(peer, shape);
     }
 
     /// Queues a message. Among what waits for a peer the deepest layer goes first; control and

@@ -6,7 +6,9 @@
 //! forget. For the few dozen peers a node has this costs no more than `epoll`, works on every
 //! Unix, and wakes with the timer's own resolution, which injected delays need. Two threads a
 //! connection would take cores from the kernels, an async runtime would add a scheduler between
-//! the socket and the only two threads there are.
+//! the socket and the only two threads there are. A short message with nothing before it is
+//! written by the thread that sends it, since waking another takes longer than the write; all
+//! else, and all receiving, is the network thread's.
 //!
 //! **Invariant:** nothing is allocated for a peer on the strength of a length that was not checked
 //! against the handshake's limits, and nothing but one fixed-size hello is read before the token
@@ -21,6 +23,7 @@ mod connection;
 mod controller;
 mod handshake;
 mod link;
+mod outlet;
 mod reception;
 mod shared;
 mod stats;

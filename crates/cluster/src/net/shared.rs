@@ -2,12 +2,11 @@
 //! and the accounting that bounds both.
 
 use super::config::{Config, Identity, LinkShape, NodeId};
-use super::connection::Connection;
 use super::controller::{Event, LostReason, Peer, SendError};
 use super::handshake::HandshakeError;
-use super::link::Sealed;
+use super::outlet::Outlet;
 use super::stats::{PeerCounters, PeerStats};
-use glinthawk_flight::{Limits, Message};
+use glinthawk_flight::Message;
 use std::collections::{HashMap, VecDeque};
 use std::io::{PipeWriter, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -17,9 +16,7 @@ use std::time::{Duration, Instant};
 /// What the network thread is asked to do.
 pub(super) enum Command {
     Listen(TcpListener),
-    Adopt(Box<Connection>),
-    Send(Peer, Sealed),
-    Shape(Peer, LinkShape),
+    Adopt(Arc<Outlet>),
     /// The peer's events were taken: read from it again.
     Resume(Peer),
     Shutdown,
@@ -27,14 +24,12 @@ pub(super) enum Command {
 
 pub(super) struct Shared {
     gate: Mutex<Gate>,
-    room: Condvar,
     inbox: Mutex<Inbox>,
     mail: Condvar,
     waker: PipeWriter,
     counters: Mutex<Vec<Arc<PeerCounters>>>,
     own_node: NodeId,
     peers_max: usize,
-    queue_bytes_max: usize,
     inbox_bytes_max: usize,
 }
 
@@ -44,17 +39,18 @@ struct Gate {
     commands: Vec<Command>,
     doors: HashMap<Peer, Door>,
     peers_seen: u32,
+    /// Something was left for the network thread in an outlet.
+    nudged: bool,
     /// The network thread waits in `poll` and must be woken.
     sleeping: bool,
     stopped: bool,
-    /// Threads in `send` that wait for room.
-    waiting: usize,
 }
 
+/// Where a peer is, from the end of its handshake to the end of its connection.
 struct Door {
     node: NodeId,
-    limits: Limits,
-    queued_bytes: usize,
+    /// None for the moment between the two.
+    outlet: Option<Arc<Outlet>>,
 }
 
 /// The way out.
@@ -77,14 +73,12 @@ impl Shared {
     pub(super) fn new(config: &Config, waker: PipeWriter) -> Self {
         Self {
             gate: Mutex::default(),
-            room: Condvar::new(),
             inbox: Mutex::default(),
             mail: Condvar::new(),
             waker,
             counters: Mutex::default(),
             own_node: config.identity.node,
             peers_max: config.bounds.peers_max,
-            queue_bytes_max: config.bounds.queue_bytes_max,
             inbox_bytes_max: config.bounds.inbox_bytes_max,
         }
     }
@@ -98,42 +92,43 @@ impl Shared {
     }
 
     pub(super) fn command(&self, command: Command) {
-        self.submit(self.gate(), command);
+        let mut gate = self.gate();
+        gate.commands.push(command);
+        self.wake(gate);
     }
 
-    fn submit(&self, mut gate: MutexGuard<'_, Gate>, command: Command) {
-        gate.commands.push(command);
-        let wake = std::mem::take(&mut gate.sleeping);
+    fn wake(&self, mut gate: MutexGuard<'_, Gate>) {
+        let asleep = std::mem::take(&mut gate.sleeping);
         drop(gate);
-        if wake {
+        if asleep {
             // A pipe has room for far more bytes than there are threads to write one, so this
             // does not block; it fails only when the network thread is gone, and nobody sleeps.
             let _ = (&self.waker).write(&[1]);
         }
     }
 
+    fn outlet(&self, peer: Peer) -> Result<Arc<Outlet>, SendError> {
+        let gate = self.gate();
+        if gate.stopped {
+            return Err(SendError::Stopped);
+        }
+        let outlet = gate.doors.get(&peer).and_then(|door| door.outlet.as_ref());
+        outlet.map(Arc::clone).ok_or(SendError::Gone(peer))
+    }
+
     pub(super) fn send(&self, peer: Peer, message: Message) -> Result<(), SendError> {
-        let sealed = Sealed::new(message);
-        let bytes = sealed.wire_bytes();
-        let mut gate = self.gate();
-        loop {
-            if gate.stopped {
-                return Err(SendError::Stopped);
-            }
-            let door = gate.doors.get_mut(&peer).ok_or(SendError::Gone(peer))?;
-            sealed
-                .message
-                .check(&door.limits)
-                .map_err(|source| SendError::OverLimit { peer, source })?;
-            // A message larger than the bound passes alone.
-            if door.queued_bytes == 0 || door.queued_bytes + bytes <= self.queue_bytes_max {
-                door.queued_bytes += bytes;
-                self.submit(gate, Command::Send(peer, sealed));
-                return Ok(());
-            }
-            gate.waiting += 1;
-            gate = self.room.wait(gate).expect("no panic while the gate is locked");
-            gate.waiting -= 1;
+        if self.outlet(peer)?.send(message)? {
+            let mut gate = self.gate();
+            gate.nudged = true;
+            self.wake(gate);
+        }
+        Ok(())
+    }
+
+    /// Shapes the link to a peer, if it is still there.
+    pub(super) fn shape(&self, peer: Peer, shape: LinkShape) {
+        if let Ok(outlet) = self.outlet(peer) {
+            outlet.set_shape(shape);
         }
     }
 
@@ -172,7 +167,6 @@ impl Shared {
     pub(super) fn enrol(
         &self,
         identity: Identity,
-        limits: Limits,
         address: SocketAddr,
     ) -> Result<Arc<PeerCounters>, HandshakeError> {
         let node = identity.node;
@@ -185,12 +179,19 @@ impl Shared {
         }
         let peer = Peer(gate.peers_seen);
         gate.peers_seen += 1;
-        gate.doors.insert(peer, Door { node, limits, queued_bytes: 0 });
+        gate.doors.insert(peer, Door { node, outlet: None });
         drop(gate);
         let counters = Arc::new(PeerCounters::new(peer, identity, address));
         let mut all = self.counters.lock().expect("no panic while the counters are locked");
         all.push(Arc::clone(&counters));
         Ok(counters)
+    }
+
+    /// The peer can be sent to from now on.
+    pub(super) fn open(&self, outlet: &Arc<Outlet>) {
+        if let Some(door) = self.gate().doors.get_mut(&outlet.counters.peer) {
+            door.outlet = Some(Arc::clone(outlet));
+        }
     }
 }
 
@@ -200,28 +201,15 @@ impl Shared {
     pub(super) fn take_commands(&self, into: &mut Vec<Command>) {
         let mut gate = self.gate();
         gate.sleeping = false;
+        gate.nudged = false;
         std::mem::swap(&mut gate.commands, into);
     }
 
-    /// Whether the thread may sleep: no command waits, and the next one will wake it.
+    /// Whether the thread may sleep: nothing waits for it, and what comes will wake it.
     pub(super) fn doze(&self) -> bool {
         let mut gate = self.gate();
-        gate.sleeping = gate.commands.is_empty();
+        gate.sleeping = gate.commands.is_empty() && !gate.nudged;
         gate.sleeping
-    }
-
-    /// Bytes of a peer's queue have gone to the socket.
-    pub(super) fn make_room(&self, peer: Peer, bytes: usize) {
-        let mut gate = self.gate();
-        let Some(door) = gate.doors.get_mut(&peer) else { return };
-        door.queued_bytes -= bytes;
-        // Waking a sender for each message that leaves would cost more than sending it.
-        let roomy = door.queued_bytes <= self.queue_bytes_max / 2;
-        let wake = roomy && gate.waiting > 0;
-        drop(gate);
-        if wake {
-            self.room.notify_all();
-        }
     }
 
     /// Hands a peer's messages to whoever receives; returns whether the peer must be paused.
@@ -253,8 +241,10 @@ impl Shared {
 
     /// The connection is gone: no more sending to it.
     pub(super) fn strike(&self, peer: Peer) {
-        self.gate().doors.remove(&peer);
-        self.room.notify_all();
+        let door = self.gate().doors.remove(&peer);
+        if let Some(outlet) = door.and_then(|door| door.outlet) {
+            outlet.close();
+        }
     }
 
     /// The network thread ends: nobody may wait for it any more, and nobody is reached.
@@ -262,9 +252,11 @@ impl Shared {
         let mut gate = self.gate();
         gate.stopped = true;
         gate.commands.clear();
-        let left: Vec<Peer> = gate.doors.drain().map(|(peer, _)| peer).collect();
+        let left: Vec<Peer> = gate.doors.keys().copied().collect();
         drop(gate);
-        self.room.notify_all();
+        for peer in &left {
+            self.strike(*peer);
+        }
         let mut inbox = self.inbox();
         let lost = |peer| Event::Lost { peer, reason: LostReason::Stopped };
         inbox.events.extend(left.into_iter().map(lost));

@@ -4,10 +4,10 @@ use super::config::Config;
 use super::connection::Connection;
 use super::controller::{Event, LostReason, Peer};
 use super::handshake::{Hello, Status};
-use super::link::Sealed;
+use super::outlet::Outlet;
 use super::reception::{Guest, Reception};
 use super::shared::{Command, Shared};
-use glinthawk_flight::{Kind, Message};
+use glinthawk_flight::Kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
 use std::io::{self, PipeReader, Read};
@@ -84,7 +84,7 @@ impl NetThread {
             if self.leaving_until.is_some_and(|until| self.connections.is_empty() || now >= until) {
                 return Ok(());
             }
-            let due = if self.shared.doze() { self.next_due() } else { now };
+            let due = if self.shared.doze() { self.next_due(now) } else { now };
             self.wait(due.saturating_duration_since(now), &mut ready)?;
             let now = Instant::now();
             for (source, flags) in ready.drain(..) {
@@ -94,8 +94,8 @@ impl NetThread {
     }
 
     /// When something must be done even if no descriptor becomes ready.
-    fn next_due(&self) -> Instant {
-        let links = self.connections.values().filter_map(Connection::due);
+    fn next_due(&self, now: Instant) -> Instant {
+        let links = self.connections.values().filter_map(|connection| connection.outlet.due(now));
         links.chain(self.leaving_until).fold(self.housekeeping_at, Instant::min)
     }
 
@@ -114,11 +114,11 @@ impl NetThread {
         for (peer, connection) in &self.connections {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, !connection.paused);
-            flags.set(PollFlags::OUT, connection.outbound.blocked_since.is_some());
+            flags.set(PollFlags::OUT, connection.outlet.is_blocked());
             // Asked for nothing, `poll` would still report a hang-up, again and again.
             if !flags.is_empty() {
                 sources.push(Source::Connection(*peer));
-                descriptors.push(PollFd::new(&connection.stream, flags));
+                descriptors.push(PollFd::new(&connection.outlet.stream, flags));
             }
         }
         let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
@@ -160,17 +160,9 @@ impl NetThread {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Listen(listener) => self.reception.listen(listener),
-            Command::Adopt(connection) => {
-                self.connections.insert(connection.counters.peer, *connection);
-            }
-            Command::Send(peer, sealed) => match self.connections.get_mut(&peer) {
-                Some(connection) => connection.outbound.link.push(sealed, Instant::now()),
-                None => self.config.pool.give(sealed.message.into_payload()),
-            },
-            Command::Shape(peer, shape) => {
-                if let Some(connection) = self.connections.get_mut(&peer) {
-                    connection.outbound.link.set_shape(shape);
-                }
+            Command::Adopt(outlet) => {
+                let peer = outlet.counters.peer;
+                self.connections.insert(peer, Connection::new(outlet, Instant::now()));
             }
             Command::Resume(peer) => {
                 if let Some(connection) = self.connections.get_mut(&peer) {
@@ -187,7 +179,7 @@ impl NetThread {
         self.leaving_until = Some(now + self.config.timing.farewell);
         self.reception.close();
         for connection in self.connections.values_mut() {
-            connection.outbound.link.push(Sealed::new(Message::goodbye()), now);
+            connection.outlet.say_goodbye(now);
             // Read on, to see the other side close; what it still says is dropped.
             connection.paused = false;
         }
@@ -195,7 +187,7 @@ impl NetThread {
 
     fn welcome(&mut self, guest: Guest, hello: Hello, now: Instant) {
         let limits = self.config.limits.agree(hello.limits);
-        let counters = match self.shared.enrol(hello.identity.clone(), limits, guest.address) {
+        let counters = match self.shared.enrol(hello.identity.clone(), guest.address) {
             Ok(counters) => counters,
             Err(error) => return guest.refuse(&self.config, &error),
         };
@@ -205,13 +197,16 @@ impl NetThread {
             return guest.refuse(&self.config, &error.into());
         }
         let Guest { stream, address, .. } = guest;
-        self.connections.insert(peer, Connection::new(stream, counters, limits, now));
+        let outlet = Arc::new(Outlet::new(stream, counters, limits, &self.config));
+        self.shared.open(&outlet);
+        self.connections.insert(peer, Connection::new(outlet, now));
         self.shared.announce(Event::Joined { peer, identity: hello.identity, address });
     }
 
     /// Writes to every peer that has something due and a socket that may take it.
     fn transmit_due(&mut self, now: Instant) {
-        let due = |connection: &Connection| connection.due().is_some_and(|due| due <= now);
+        let due =
+            |connection: &Connection| connection.outlet.due(now).is_some_and(|due| due <= now);
         let peers: Vec<Peer> =
             self.connections.iter().filter(|(_, c)| due(c)).map(|(peer, _)| *peer).collect();
         for peer in peers {
@@ -221,20 +216,13 @@ impl NetThread {
 
     fn transmit(&mut self, peer: Peer, now: Instant) {
         let Some(connection) = self.connections.get_mut(&peer) else { return };
-        let bytes_gone = match connection.transmit(&self.config.pool, now) {
-            Ok(bytes_gone) => bytes_gone,
-            Err(reason) => {
-                // What the peer said before it went still counts, above all a goodbye.
-                self.receive(peer, usize::MAX, now);
-                return self.lose(peer, reason);
-            }
-        };
-        if self.leaving_until.is_some() && connection.outbound.is_empty() {
+        if let Err(reason) = connection.outlet.transmit(now) {
+            // What the peer said before it went still counts, above all a goodbye.
+            self.receive(peer, usize::MAX, now);
+            self.lose(peer, reason);
+        } else if self.leaving_until.is_some() && connection.outlet.is_empty() {
             // Where this fails the connection is broken, and the next read says so.
-            let _ = connection.stream.shutdown(Shutdown::Write);
-        }
-        if bytes_gone > 0 {
-            self.shared.make_room(peer, bytes_gone);
+            let _ = connection.outlet.stream.shutdown(Shutdown::Write);
         }
     }
 
@@ -288,7 +276,8 @@ impl NetThread {
         if self.leaving_until.is_some() {
             return;
         }
-        let (node, address) = (&connection.counters.identity.name, connection.counters.address);
+        let counters = &connection.outlet.counters;
+        let (node, address) = (&counters.identity.name, counters.address);
         match &reason {
             LostReason::Goodbye => tracing::info!(node, %address, "a node left"),
             reason => tracing::warn!(node, %address, %reason, "lost a node"),
@@ -303,26 +292,21 @@ impl NetThread {
         self.housekeeping_at = now + (shortest / 4).max(Duration::from_millis(1));
         self.reception.keep_house(now);
         let mut lost = Vec::new();
-        let mut quiet = Vec::new();
-        for (peer, connection) in &mut self.connections {
+        for (peer, connection) in &self.connections {
             let unheard = now.saturating_duration_since(connection.heard_at);
-            if let Some(since) = connection.outbound.blocked_since
-                && now.saturating_duration_since(since) >= timing.stall
-            {
-                lost.push((*peer, LostReason::Stalled(now - since)));
+            let blocked = connection.outlet.blocked_since();
+            let stalled =
+                blocked.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+            if stalled >= timing.stall {
+                lost.push((*peer, LostReason::Stalled(stalled)));
             } else if !connection.paused && unheard >= timing.silence {
                 lost.push((*peer, LostReason::Silent(unheard)));
-            } else if self.leaving_until.is_none()
-                && connection.outbound.heartbeat(now, timing.heartbeat)
-            {
-                quiet.push(*peer);
+            } else if self.leaving_until.is_none() {
+                connection.outlet.heartbeat(now, timing.heartbeat);
             }
         }
         for (peer, reason) in lost {
             self.lose(peer, reason);
-        }
-        for peer in quiet {
-            self.transmit(peer, now);
         }
     }
 }

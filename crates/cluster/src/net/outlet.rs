@@ -1,0 +1,287 @@
+//! The sending side of a connection: a bounded queue, and a writer that whoever has something to
+//! send may use. Never blocks on the socket.
+
+use super::config::{Config, LinkShape};
+use super::controller::{LostReason, SendError};
+use super::link::{Link, Sealed};
+use super::stats::PeerCounters;
+use glinthawk_flight::{Kind, Limits, Message, Pool};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, IoSlice, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// A message up to this long, and with nothing before it, is written by the thread that sends it:
+/// waking the network thread would take longer than the write.
+const INLINE_BYTES: usize = 128 << 10;
+/// Messages are taken from the link into one vectored write up to this much; what still waits can
+/// be overtaken by a deeper layer.
+const STAGED_BYTES: usize = 256 << 10;
+const STAGED_MESSAGES: usize = 16;
+
+/// Everything on its way to one peer. Shared by the senders and the network thread.
+pub(super) struct Outlet {
+    pub(super) stream: TcpStream,
+    pub(super) counters: Arc<PeerCounters>,
+    pub(super) limits: Limits,
+    pool: Arc<Pool>,
+    queue_bytes_max: usize,
+    /// Locked briefly, also while the writer is.
+    queue: Mutex<Queue>,
+    room: Condvar,
+    /// Locked while writing; never waited for by a sender.
+    writer: Mutex<Writer>,
+    /// Whether the writer's `blocked_since` is set: for those who must not wait for the writer.
+    blocked: AtomicBool,
+}
+
+struct Queue {
+    link: Link,
+    /// Bytes in the link and the writer.
+    bytes: usize,
+    /// Senders that wait for room.
+    waiting: usize,
+    closed: bool,
+}
+
+struct Writer {
+    staged: VecDeque<Sealed>,
+    staged_bytes: usize,
+    /// Bytes of the staged messages that the socket has taken.
+    written: usize,
+    /// Since when the socket has taken nothing of what is staged.
+    blocked_since: Option<Instant>,
+    /// When the socket last took bytes.
+    spoke_at: Instant,
+    failed: Option<LostReason>,
+}
+
+impl Outlet {
+    pub(super) fn new(
+        stream: TcpStream,
+        counters: Arc<PeerCounters>,
+        limits: Limits,
+        config: &Config,
+    ) -> Self {
+        Self {
+            stream,
+            counters,
+            limits,
+            pool: Arc::clone(&config.pool),
+            queue_bytes_max: config.bounds.queue_bytes_max,
+            queue: Mutex::new(Queue { link: Link::new(), bytes: 0, waiting: 0, closed: false }),
+            room: Condvar::new(),
+            writer: Mutex::new(Writer {
+                staged: VecDeque::with_capacity(STAGED_MESSAGES),
+                staged_bytes: 0,
+                written: 0,
+                blocked_since: None,
+                spoke_at: Instant::now(),
+                failed: None,
+            }),
+            blocked: AtomicBool::new(false),
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().expect("no panic while a queue is locked")
+    }
+
+    /// Queues a message, once there is room, and writes it at once where that is quicker than
+    /// having it written. Returns whether the network thread must look after the rest.
+    pub(super) fn send(&self, message: Message) -> Result<bool, SendError> {
+        let peer = self.counters.peer;
+        message.check(&self.limits).map_err(|source| SendError::OverLimit { peer, source })?;
+        let sealed = Sealed::new(message);
+        let bytes = sealed.wire_bytes();
+        let mut queue = self.queue();
+        // A message larger than the bound passes alone.
+        while !queue.closed && queue.bytes > 0 && queue.bytes + bytes > self.queue_bytes_max {
+            queue.waiting += 1;
+            queue = self.room.wait(queue).expect("no panic while a queue is locked");
+            queue.waiting -= 1;
+        }
+        if queue.closed {
+            return Err(SendError::Gone(peer));
+        }
+        let alone = queue.bytes == 0 && bytes <= INLINE_BYTES;
+        queue.bytes += bytes;
+        let now = Instant::now();
+        queue.link.push(sealed, now);
+        drop(queue);
+        if self.is_blocked() {
+            // The network thread already waits for the socket.
+            return Ok(false);
+        }
+        if alone && let Ok(mut writer) = self.writer.try_lock() {
+            self.write_out(&mut writer, now);
+            if writer.blocked_since.is_some() || writer.failed.is_some() {
+                return Ok(true);
+            }
+        }
+        // Looked at after the writer is free again: what another thread queued meanwhile, and
+        // could not write because of us, is not forgotten.
+        Ok(!self.queue().link.is_empty())
+    }
+
+    pub(super) fn set_shape(&self, shape: LinkShape) {
+        self.queue().link.set_shape(shape);
+    }
+
+    /// Takes no more messages; whoever waits for room is told.
+    pub(super) fn close(&self) {
+        self.queue().closed = true;
+        self.room.notify_all();
+    }
+}
+
+/// The network thread's side. While a sender writes, it is the sender who sees to the rest.
+impl Outlet {
+    /// When there will be something to write; a blocked socket says so itself.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        let writer = self.writer.try_lock().ok()?;
+        match (&writer.failed, writer.blocked_since) {
+            (Some(_), _) => Some(now),
+            (None, Some(_)) => None,
+            (None, None) => self.queue().link.due(),
+        }
+    }
+
+    /// Whether the network thread must wait for the socket to take more.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked.load(Ordering::Acquire)
+    }
+
+    /// Since when the socket has taken nothing of what waits for it.
+    pub(super) fn blocked_since(&self) -> Option<Instant> {
+        self.writer.try_lock().ok().and_then(|writer| writer.blocked_since)
+    }
+
+    /// Writes what the link releases until the socket takes no more.
+    pub(super) fn transmit(&self, now: Instant) -> Result<(), LostReason> {
+        let Ok(mut writer) = self.writer.try_lock() else { return Ok(()) };
+        if writer.failed.is_none() {
+            self.write_out(&mut writer, now);
+        }
+        writer.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Says that this node lives if nothing was said for `interval`. Goes past the link: an
+    /// artificial delay must not make a node look dead.
+    pub(super) fn heartbeat(&self, now: Instant, interval: Duration) {
+        let Ok(mut writer) = self.writer.try_lock() else { return };
+        let quiet = now.saturating_duration_since(writer.spoke_at);
+        if writer.staged.is_empty() && quiet >= interval {
+            writer.stage(Sealed::new(Message::heartbeat()));
+            self.write_out(&mut writer, now);
+        }
+    }
+
+    /// Queues a goodbye after everything else, and takes no more messages.
+    pub(super) fn say_goodbye(&self, now: Instant) {
+        self.queue().link.push(Sealed::new(Message::goodbye()), now);
+        self.close();
+    }
+
+    /// Whether everything is written.
+    pub(super) fn is_empty(&self) -> bool {
+        let writer_is_empty = self.writer.try_lock().is_ok_and(|writer| writer.staged.is_empty());
+        writer_is_empty && self.queue().link.is_empty()
+    }
+
+    fn write_out(&self, writer: &mut Writer, now: Instant) {
+        while self.fill(writer, now) {
+            let wanted = writer.staged_bytes - writer.written;
+            match writer.write(&self.stream) {
+                Ok(written) => {
+                    writer.spoke_at = now;
+                    writer.written += written;
+                    let blocked = written < wanted;
+                    writer.blocked_since = blocked.then_some(now);
+                    self.blocked.store(blocked, Ordering::Release);
+                    self.retire(writer);
+                    if blocked {
+                        return;
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    writer.blocked_since.get_or_insert(now);
+                    self.blocked.store(true, Ordering::Release);
+                    return;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    writer.failed = Some(LostReason::Broken(error.to_string()));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes messages from the link for the next write; false when there is nothing to write.
+    fn fill(&self, writer: &mut Writer, now: Instant) -> bool {
+        let mut queue = self.queue();
+        while writer.staged_bytes < STAGED_BYTES && writer.staged.len() < STAGED_MESSAGES {
+            let Some(sealed) = queue.link.pop(now) else { break };
+            writer.stage(sealed);
+        }
+        !writer.staged.is_empty()
+    }
+
+    /// Lets go of the messages that are wholly written; their payloads return to the pool.
+    fn retire(&self, writer: &mut Writer) {
+        let mut bytes_gone = 0;
+        while let Some(Sealed { message, .. }) = writer.unstage_written() {
+            self.counters.sent[message.kind().index()].count(message.header());
+            // Heartbeats and goodbyes are the controller's own: no `send` paid for them.
+            if !matches!(message.kind(), Kind::Heartbeat | Kind::Goodbye) {
+                bytes_gone += message.header().wire_bytes();
+            }
+            self.pool.give(message.into_payload());
+        }
+        let mut queue = self.queue();
+        queue.bytes -= bytes_gone;
+        // Waking a sender for each message that leaves would cost more than sending it.
+        let wake = queue.waiting > 0 && queue.bytes <= self.queue_bytes_max / 2;
+        drop(queue);
+        if wake {
+            self.room.notify_all();
+        }
+    }
+}
+
+impl Writer {
+    fn stage(&mut self, sealed: Sealed) {
+        self.staged_bytes += sealed.wire_bytes();
+        self.staged.push_back(sealed);
+    }
+
+    fn unstage_written(&mut self) -> Option<Sealed> {
+        let bytes = self.staged.front()?.wire_bytes();
+        if bytes > self.written {
+            return None;
+        }
+        self.written -= bytes;
+        self.staged_bytes -= bytes;
+        self.staged.pop_front()
+    }
+
+    /// One vectored write of everything staged and not yet written.
+    fn write(&self, mut stream: &TcpStream) -> io::Result<usize> {
+        let mut slices = [IoSlice::new(&[]); 3 * STAGED_MESSAGES];
+        let mut used = 0;
+        for Sealed { head, message } in &self.staged {
+            for part in [head.as_slice(), message.table(), message.payload().bytes()] {
+                if !part.is_empty() {
+                    slices[used] = IoSlice::new(part);
+                    used += 1;
+                }
+            }
+        }
+        let mut slices = &mut slices[..used];
+        IoSlice::advance_slices(&mut slices, self.written);
+        stream.write_vectored(slices)
+    }
+}
