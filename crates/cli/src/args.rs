@@ -2,8 +2,10 @@
 
 use crate::units;
 use clap::{Args, Parser, Subcommand};
+use glinthawk_compute::Isa;
 use glinthawk_model::catalogue::DEFAULT_MODEL;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Offline language-model inference: a pile of prompts in, completions out.
 #[derive(Parser)]
@@ -30,6 +32,8 @@ pub enum Command {
     },
     /// List the catalogue and what is in the cache
     Models,
+    /// Join a dispatcher as a worker; it gives the role
+    Worker(WorkerArgs),
     /// Measure this machine end to end: tokens per second on a fixed job
     Bench(BenchArgs),
 }
@@ -55,9 +59,82 @@ pub struct RunArgs {
     /// Write statistics of the run to this file, as JSON
     #[arg(long, value_name = "FILE.json")]
     pub stats: Option<PathBuf>,
+    /// The cluster's options
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// The engine's options
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// Options that spread the engine over processes and machines.
+#[derive(Args)]
+#[command(next_help_heading = "Two tiers")]
+pub struct ClusterArgs {
+    /// Tier-1 nodes: processes that hold a slice of the weights each
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub tier1: Option<u32>,
+    /// Tier-2 nodes for each Tier-1 node: processes that hold contexts and attend; 0 is single-tier
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub tier2: Option<u32>,
+    /// Let Tier-1 nodes hold contexts and attend too, beside their Tier-2 nodes
+    #[arg(long)]
+    pub hybrid: bool,
+    /// Artificial delay of every message between the tiers, each way, such as 20ms
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    pub delay: Option<Duration>,
+    /// Artificial bandwidth of every link between the tiers, each way, such as 1gbit
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
+    pub bandwidth: Option<u64>,
+    /// Wait at this address for workers from elsewhere instead of starting local ones
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
+    /// Workers to wait for; --tier1 and --tier2 say what they become
+    #[arg(long, value_name = "N", requires = "listen", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub workers: Option<u32>,
+    /// When Tier 1 computes: what is ready, or whole flights (to see what stragglers cost)
+    #[arg(long, value_enum, default_value_t = MergeArg::Ready)]
+    pub merge: MergeArg,
+    /// Write every node's timeline to this file, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE.json")]
+    pub trace: Option<PathBuf>,
+}
+
+/// When Tier 1 computes.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum MergeArg {
+    /// Whatever shards are ready
+    Ready,
+    /// Only whole flights
+    Flights,
+}
+
+/// Options of `worker`.
+#[derive(Args)]
+#[command(after_help = "The cluster's secret is taken from the environment variable GLINTHAWK_TOKEN, \
+                        the same on the dispatcher and on every worker.")]
+pub struct WorkerArgs {
+    /// The dispatcher's address, such as 10.0.0.1:7070
+    #[arg(long, value_name = "ADDR")]
+    pub join: String,
+    /// Tier to be in: 1 or 2 [default: the dispatcher decides]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub tier: Option<u8>,
+    /// Place among the workers of the tier
+    #[arg(long, hide = true)]
+    pub place: Option<u32>,
+    /// Cores to keep to, such as 0,1
+    #[arg(long, value_delimiter = ',')]
+    pub cores: Vec<usize>,
+    /// Memory for contexts, such as 4GiB [default: half of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    pub context_memory: Option<u64>,
+    /// Kernel threads [default: the cores this process may use]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Best instruction set to offer [default: the best here]
+    #[arg(long, env = "GLINTHAWK_ISA")]
+    pub isa: Option<String>,
 }
 
 /// Options that choose and size the engine.
@@ -66,16 +143,18 @@ pub struct EngineArgs {
     /// A name of the catalogue, a folder or .gguf file, org/name of the Hugging Face hub, or dummy:SHAPE
     #[arg(long, short, default_value = DEFAULT_MODEL)]
     pub model: String,
-    /// Rows in a batch: one for each prompt that generates, the rest for prefill
+    /// Rows in a batch, for each attention worker: one for each prompt that generates, the rest for
+    /// prefill
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: u32,
-    /// Batches in flight at once
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub flights: u32,
+    /// Batches in flight at once [default: 1, or 3 for each Tier-1 node of a cluster]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub flights: Option<u32>,
     /// Prefill rows of one prompt in a batch, at most
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub chunk: u32,
-    /// Memory for contexts, such as 4GiB [default: half of what is free]
+    /// Memory for contexts of each attention worker, such as 4GiB [default: half of what is free,
+    /// in equal parts]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub context_memory: Option<u64>,
     /// Longest context in tokens, prompt and completion together [default: the model's]
@@ -86,7 +165,7 @@ pub struct EngineArgs {
     pub threads: Option<u32>,
     /// Instruction set of the kernels: portable, avx2, avx512, avx512bf16 or amx [default: the best here]
     #[arg(long, env = "GLINTHAWK_ISA")]
-    pub isa: Option<String>,
+    pub isa: Option<Isa>,
 }
 
 /// Options of `generate`.
@@ -98,10 +177,10 @@ pub struct GenerateArgs {
     #[arg(long)]
     pub raw: bool,
     /// Generated tokens at most
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: u32,
     /// 0 picks the likeliest token every time
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, value_parser = units::parse_temperature)]
     pub temperature: f32,
     /// Seed of the sampling
     #[arg(long, default_value_t = 0)]
@@ -115,16 +194,16 @@ pub struct GenerateArgs {
 #[derive(Args)]
 pub struct BenchArgs {
     /// Prompts
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub prompts: u32,
     /// Tokens of each prompt
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub input: u32,
     /// Tokens generated for each prompt
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub output: u32,
     /// Runs; the median counts
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
     /// The engine's options
     #[command(flatten)]

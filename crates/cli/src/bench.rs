@@ -5,6 +5,7 @@ use crate::{setup, units};
 use anyhow::bail;
 use glinthawk_cluster::{Engine, EngineEvent};
 use glinthawk_protocol::{Prompt, PromptId, Sampling};
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -20,23 +21,25 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
             engine.positions_max()
         );
     }
+    let mut out = std::io::stdout().lock();
     let tokens = u64::from(args.prompts) * u64::from(args.input + args.output);
-    println!(
+    writeln!(
+        out,
         "{}: {} prompts of {} tokens in, {} out",
         opened.model.name(),
         args.prompts,
         args.input,
         args.output
-    );
+    )?;
     let mut rates = Vec::new();
     for run in 0..args.runs {
         let elapsed_s = run_once(&mut engine, args, opened.served.vocab, run)?;
         let rate = tokens as f64 / elapsed_s;
-        println!("run {}: {}, {rate:.0} tokens/s", run + 1, units::seconds(elapsed_s));
+        writeln!(out, "run {}: {}, {rate:.0} tokens/s", run + 1, units::seconds(elapsed_s))?;
         rates.push(rate);
     }
     rates.sort_by(f64::total_cmp);
-    println!("median: {:.0} tokens/s, prompt and generated together", rates[rates.len() / 2]);
+    writeln!(out, "median: {:.0} tokens/s, prompt and generated together", rates[rates.len() / 2])?;
     Ok(ExitCode::SUCCESS)
 }
 

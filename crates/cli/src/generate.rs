@@ -1,6 +1,7 @@
 //! `generate`: one prompt, streamed.
 
 use crate::args::GenerateArgs;
+use crate::progress::say;
 use crate::{interrupt, setup, units};
 use anyhow::{anyhow, bail};
 use glinthawk_cluster::EngineEvent;
@@ -36,14 +37,13 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
                 EngineEvent::Finished(completion) => {
                     let ending = generation.finish(&completion);
                     writeln!(out, "{}", ending.text)?;
-                    let stats = engine.stats();
-                    eprintln!(
+                    say(format_args!(
                         "[{} prompt and {} generated tokens in {}, ended by {}]",
                         ending.prompt_tokens,
                         ending.completion_tokens,
-                        units::seconds(stats.wall_s),
+                        units::seconds(engine.wall_s()),
                         ending.finish_reason,
-                    );
+                    ));
                     return Ok(ExitCode::SUCCESS);
                 }
                 EngineEvent::Rejected(_, rejection) => bail!("{rejection}"),

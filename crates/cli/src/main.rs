@@ -10,6 +10,7 @@ mod progress;
 mod run;
 mod setup;
 mod units;
+mod worker;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -28,10 +29,22 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::generate(&args),
         Command::Pull { model } => models::pull(&model),
         Command::Models => models::list(),
+        Command::Worker(args) => worker::worker(&args),
         Command::Bench(args) => bench::bench(&args),
     };
     outcome.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        progress::say(format_args!("error: {}", message(&error)));
         ExitCode::FAILURE
     })
+}
+
+/// An error and its causes, each once: some errors name their cause themselves.
+fn message(error: &anyhow::Error) -> String {
+    let mut message = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !message.contains(&cause) {
+            message += &format!(": {cause}");
+        }
+    }
+    message
 }

@@ -3,14 +3,15 @@
 use crate::progress::PullBar;
 use crate::units;
 use glinthawk_model::catalogue::{self, DEFAULT_MODEL, ResolvedModel};
+use std::io::{Write, stdout};
 use std::process::ExitCode;
 
 /// Fetches a model and says where it is.
 pub fn pull(name: &str) -> anyhow::Result<ExitCode> {
     match resolve(name)? {
-        ResolvedModel::Path(path) => println!("{}", path.display()),
+        ResolvedModel::Path(path) => writeln!(stdout(), "{}", path.display())?,
         ResolvedModel::Dummy(shape) => {
-            println!("dummy:{shape} is made up as it is used; nothing to fetch")
+            writeln!(stdout(), "dummy:{shape} is made up as it is used; nothing to fetch")?
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -26,16 +27,20 @@ pub fn resolve(name: &str) -> anyhow::Result<ResolvedModel> {
 
 /// Prints the catalogue.
 pub fn list() -> anyhow::Result<ExitCode> {
+    let mut out = stdout().lock();
     for entry in catalogue::list() {
         let default = if entry.name == DEFAULT_MODEL { " (the default)" } else { "" };
-        println!("{}{default}", entry.name);
-        println!("    {}", entry.description);
-        println!("    {}, {}", units::bytes(entry.size), entry.license);
+        writeln!(out, "{}{default}", entry.name)?;
+        writeln!(out, "    {}", entry.description)?;
+        writeln!(out, "    {}, {}", units::bytes(entry.size), entry.license)?;
         match entry.cached {
-            Some(path) => println!("    in {}", path.display()),
-            None => println!("    not here yet: glinthawk pull {}", entry.name),
+            Some(path) => writeln!(out, "    in {}", path.display())?,
+            None => writeln!(out, "    not here yet: glinthawk pull {}", entry.name)?,
         }
     }
-    println!("\nAlso: a folder or .gguf file, org/name of the Hugging Face hub, dummy:SHAPE.");
+    writeln!(
+        out,
+        "\nAlso: a folder or .gguf file, org/name of the Hugging Face hub, dummy:SHAPE."
+    )?;
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,8 @@ use glinthawk_cluster::Engine;
 use glinthawk_jobs::Job;
 use glinthawk_model::catalogue::PullProgress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 /// Between two plain lines.
@@ -13,6 +14,12 @@ const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Between two updates of a bar.
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Says something on standard error. Nobody may be listening there (a pipe that is gone, a full
+/// disk), which is no reason to stop.
+pub fn say(text: impl Display) {
+    _ = writeln!(std::io::stderr(), "{text}");
+}
 
 fn bytes_bar() -> ProgressBar {
     let template = "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta} left";
@@ -32,7 +39,7 @@ impl PullBar {
     /// Shows how far it is.
     pub fn show(&mut self, progress: PullProgress<'_>) {
         let bar = self.0.get_or_insert_with(|| {
-            eprintln!("fetching {}", progress.file);
+            say(format_args!("fetching {}", progress.file));
             bytes_bar()
         });
         bar.set_message(progress.file.to_owned());
@@ -66,6 +73,38 @@ impl LoadBar {
     /// Takes the bar away.
     pub fn clear(&mut self) {
         self.0.finish_and_clear();
+    }
+}
+
+/// Progress of a cluster's start.
+pub struct MusterBar {
+    bar: ProgressBar,
+    loading: bool,
+}
+
+impl MusterBar {
+    /// Begins to wait for `workers` workers; says where, if they come from elsewhere.
+    pub fn new(workers: usize, address: SocketAddr, from_elsewhere: bool) -> Self {
+        if from_elsewhere {
+            eprintln!("waiting at {address} for {workers} workers: glinthawk worker --join {address}");
+        }
+        let style = ProgressStyle::with_template("{msg} {pos} of {len}").expect("a valid template");
+        let bar = ProgressBar::new(workers as u64).with_style(style).with_message("workers joined:");
+        Self { bar, loading: false }
+    }
+
+    /// Shows how many have joined, or (once they load) are ready.
+    pub fn show(&mut self, count: usize, loading: bool) {
+        if loading && !self.loading {
+            self.loading = true;
+            self.bar.set_message("workers ready:");
+        }
+        self.bar.set_position(count as u64);
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&mut self) {
+        self.bar.finish_and_clear();
     }
 }
 
@@ -113,10 +152,8 @@ impl JobProgress {
             let total = progress
                 .lines_total
                 .map_or_else(String::new, |total| format!(" of {}", units::count(total)));
-            eprintln!(
-                "{}{total} lines, {rate:.0} tokens/s{left}",
-                units::count(progress.lines_done)
-            );
+            let done = units::count(progress.lines_done);
+            say(format_args!("{done}{total} lines, {rate:.0} tokens/s{left}"));
         }
     }
 

@@ -1,11 +1,15 @@
 //! `run`: the main job.
 
 use crate::args::RunArgs;
-use crate::progress::JobProgress;
+use crate::progress::{JobProgress, say};
 use crate::{EXIT_LINES_FAILED, interrupt, setup, units};
 use anyhow::Context;
-use glinthawk_cluster::{Engine, run_job};
+use glinthawk_cluster::{RunStats, run_job, write_trace};
 use glinthawk_jobs::{Input, Job, JobOptions, JobSummary, Output};
+use std::fs::File;
+use std::io::Write;
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,23 +17,30 @@ use std::sync::atomic::Ordering;
 
 /// Runs a job, or continues it.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
-    let input = if is_dash(&args.input) { Input::Stdin } else { Input::File(args.input.clone()) };
     let output = output(args);
-    let options = JobOptions { input, output: output.clone(), overwrite: args.overwrite };
+    let options = JobOptions { input: input(args)?, output: output.clone(), overwrite: args.overwrite };
     let opened = setup::open(&args.engine)?;
-    let mut job = Job::open(&options, Arc::clone(&opened.served))?;
-    let mut engine = setup::load(&args.engine, &opened)?;
     let interrupted = interrupt::flag()?;
+    let mut cluster = setup::start(&args.engine, &args.cluster, &opened, &interrupted)?;
+    let engine = &mut cluster.engine;
+    // Last, because it may empty the output: nothing is lost to a bad option.
+    let mut job = Job::open(&options, Arc::clone(&opened.served))?;
     let mut progress = JobProgress::new();
-    let outcome =
-        run_job(&mut engine, &mut job, &interrupted, &mut |engine, job| progress.show(engine, job));
+    let outcome = run_job(engine, &mut job, &interrupted, &mut |engine, job| progress.show(engine, job));
     progress.clear();
     // Whatever happened, results that are there are made durable before anything is said.
     let closed = job.close();
     outcome?;
     let summary = closed?;
-    write_stats(args.stats.as_deref(), &engine)?;
-    report(&summary, &engine, &output);
+    let (stats, nodes) = engine.stats()?;
+    write_stats(args.stats.as_deref(), &stats)?;
+    if let Some(path) = &args.cluster.trace {
+        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        let mut file = BufWriter::new(file);
+        let written = write_trace(&mut file, &nodes).and_then(|()| file.flush());
+        written.with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    report(&summary, &stats, &output);
     if !summary.complete {
         if interrupted.load(Ordering::Relaxed) {
             eprintln!("interrupted; the same command continues where it stopped");
@@ -37,6 +48,15 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     Ok(if summary.failed > 0 { ExitCode::from(EXIT_LINES_FAILED) } else { ExitCode::SUCCESS })
+}
+
+/// The input, if it can be opened: better to know before a model is loaded.
+fn input(args: &RunArgs) -> anyhow::Result<Input> {
+    if is_dash(&args.input) {
+        return Ok(Input::Stdin);
+    }
+    File::open(&args.input).with_context(|| format!("cannot read {}", args.input.display()))?;
+    Ok(Input::File(args.input.clone()))
 }
 
 fn is_dash(path: &Path) -> bool {
@@ -56,16 +76,19 @@ fn default_output(input: &Path) -> PathBuf {
     input.with_extension("out.jsonl")
 }
 
-fn write_stats(path: Option<&Path>, engine: &Engine) -> anyhow::Result<()> {
+fn create_stats(path: &Path) -> anyhow::Result<(File, &Path)> {
+    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+    Ok((file, path))
+}
+
+fn write_stats(path: Option<&Path>, stats: &RunStats) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
-    let text = serde_json::to_string_pretty(&engine.stats())
-        .context("cannot write the statistics as JSON")?;
+    let text = serde_json::to_string_pretty(stats).context("cannot write the statistics as JSON")?;
     std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn report(summary: &JobSummary, engine: &Engine, output: &Output) {
-    let stats = engine.stats();
-    let mut parts = vec![format!("{} lines answered", units::count(summary.succeeded))];
+fn report(summary: &JobSummary, stats: &RunStats, output: &Output) {
+    let mut parts = vec![format!("{} answered", units::counted(summary.succeeded, "line"))];
     if summary.failed > 0 {
         parts.push(format!("{} failed", units::count(summary.failed)));
     }
@@ -73,17 +96,19 @@ fn report(summary: &JobSummary, engine: &Engine, output: &Output) {
         parts.push(format!("{} of them by an earlier run", units::count(summary.resumed)));
     }
     if summary.stale > 0 {
-        parts.push(format!("{} outdated results removed", units::count(summary.stale)));
+        parts.push(format!("{} removed", units::counted(summary.stale, "outdated result")));
     }
-    eprintln!("{}", parts.join(", "));
-    eprintln!(
-        "{} prompt and {} generated tokens in {}: {:.0} tokens/s",
-        units::count(summary.prompt_tokens),
-        units::count(summary.completion_tokens),
-        units::seconds(stats.wall_s),
-        stats.tokens_per_second,
-    );
+    say(parts.join(", "));
+    if stats.prompts > 0 {
+        say(format_args!(
+            "{} prompt and {} generated tokens in {}: {:.0} tokens/s",
+            units::count(stats.prompt_tokens),
+            units::count(stats.generated_tokens),
+            units::seconds(stats.wall_s),
+            stats.tokens_per_second,
+        ));
+    }
     if let Output::File(path) = output {
-        eprintln!("results in {}", path.display());
+        say(format_args!("results in {}", path.display()));
     }
 }

@@ -1,17 +1,23 @@
 //! From options to a loaded engine.
 
-use crate::args::EngineArgs;
+use crate::args::{ClusterArgs, EngineArgs, MergeArg};
 use crate::models;
-use crate::progress::LoadBar;
+use crate::progress::{LoadBar, MusterBar};
 use anyhow::{Context, bail};
-use glinthawk_cluster::{Engine, EngineConfig};
-use glinthawk_compute::Isa;
+use glinthawk_cluster::net::Token;
+use glinthawk_cluster::{
+    ClusterError, ClusterSpec, Engine, Kernels, Layout, Link, LocalFabric, Muster, Processes, Setting,
+    TOKEN_VARIABLE,
+};
+use glinthawk_compute::{CpuContext, Isa};
 use glinthawk_jobs::ServedModel;
 use glinthawk_model::catalogue::ResolvedModel;
 use glinthawk_model::{ChatTemplate, Model, Tokenizer};
 use std::fmt::Write;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A model, opened, with what its text needs.
 pub struct Opened {
@@ -68,37 +74,176 @@ fn served_name(asked: &str) -> String {
     own.unwrap_or_else(|| asked.to_owned())
 }
 
-/// Loads the engine the options describe.
+/// Loads the engine the options describe, in this process.
 pub fn load(args: &EngineArgs, opened: &Opened) -> anyhow::Result<Engine> {
-    let isa = match &args.isa {
+    load_local(args, opened, MergeArg::Ready, false)
+}
+
+/// Loads the engine in this process; where `trace` is set it records a timeline.
+fn load_local(args: &EngineArgs, opened: &Opened, merge: MergeArg, trace: bool) -> anyhow::Result<Engine> {
+    let layout = Layout {
+        slices: 1,
+        remote_lanes: 0,
+        local_lane: true,
+        batch: args.batch,
+        flights: args.flights.unwrap_or(1),
+        chunk: args.chunk,
+        context_max: opened.served.context_max,
+        whole_flights: merge == MergeArg::Flights,
+    };
+    let kernels = Kernels { isa: isa(args.isa.as_deref())?, threads: threads(args.threads)? };
+    let memory_bytes = match args.context_memory {
+        Some(bytes) => bytes,
+        None => free_memory_bytes()? / 2,
+    };
+    let pages = layout.pages(opened.model.config(), 0, memory_bytes)?;
+    let mut bar = LoadBar::new();
+    let show = &mut |done, total| bar.show(done, total);
+    let fabric = LocalFabric::load(&opened.model, &layout, pages, kernels, trace, show);
+    bar.clear();
+    let setting = setting(opened, &layout, kernels, memory_bytes);
+    Ok(Engine::new(Box::new(fabric?), &layout, vec![pages], setting))
+}
+
+/// An engine and the local processes it runs on, if any: they end after it.
+pub struct Cluster {
+    /// The engine.
+    pub engine: Engine,
+    _processes: Option<Processes>,
+}
+
+/// Starts the engine the options describe: here, in local processes, or with workers from elsewhere.
+pub fn start(
+    args: &EngineArgs,
+    cluster: &ClusterArgs,
+    opened: &Opened,
+    interrupted: &AtomicBool,
+) -> anyhow::Result<Cluster> {
+    if cluster.tier1.is_none() && cluster.tier2.is_none() && cluster.listen.is_none() {
+        if cluster.hybrid || cluster.delay.is_some() || cluster.bandwidth.is_some() {
+            bail!("--hybrid, --delay and --bandwidth are about two tiers: give --tier1 and --tier2 too");
+        }
+        let engine = load_local(args, opened, cluster.merge, cluster.trace.is_some())?;
+        return Ok(Cluster { engine, _processes: None });
+    }
+    let layout = cluster_layout(args, cluster, opened)?;
+    let token = std::env::var(TOKEN_VARIABLE).ok();
+    let token = match (token, &cluster.listen) {
+        (Some(token), _) => token,
+        (None, None) => random_token(),
+        (None, Some(_)) => bail!("set {TOKEN_VARIABLE} to a secret, the same here and on every worker"),
+    };
+    let address = cluster.listen.as_deref().unwrap_or("127.0.0.1:0");
+    let (muster, bound) = Muster::listen(address, Token::new(&token))?;
+    let attending = layout.slices * layout.lanes();
+    let memory_bytes = match (args.context_memory, &cluster.listen) {
+        (Some(bytes), _) => Some(bytes),
+        (None, None) => Some(free_memory_bytes()? / 2 / attending as u64),
+        (None, Some(_)) => None,
+    };
+    let mut processes = match cluster.listen {
+        Some(_) => None,
+        None => {
+            let executable = std::env::current_exe().context("cannot find this program's own file")?;
+            let memory_bytes = memory_bytes.expect("local workers are given theirs");
+            Some(Processes::start(&executable, &layout, bound, &token, memory_bytes)?)
+        }
+    };
+    let spec = ClusterSpec {
+        layout: layout.clone(),
+        model: &opened.model,
+        model_name: args.model.clone(),
+        isa: isa(args.isa.as_deref())?,
+        context_memory_bytes: memory_bytes,
+        link: Link { delay: cluster.delay.unwrap_or_default(), bytes_per_second: cluster.bandwidth },
+        trace: cluster.trace.is_some(),
+    };
+    let mut bar = MusterBar::new(layout.slices * (1 + layout.remote_lanes), bound, cluster.listen.is_some());
+    let mustered = muster.assemble(&spec, &mut |count, loading| {
+        if interrupted.load(Ordering::Relaxed) {
+            return Err(ClusterError::Interrupted);
+        }
+        bar.show(count, loading);
+        processes.as_mut().map_or(Ok(()), Processes::check)
+    });
+    bar.clear();
+    let mustered = mustered?;
+    let kernels = Kernels { isa: mustered.isa, threads: mustered.threads };
+    let setting = setting(opened, &layout, kernels, mustered.context_memory_bytes);
+    let engine = Engine::new(Box::new(mustered.fabric), &layout, mustered.lane_pages, setting);
+    Ok(Cluster { engine, _processes: processes })
+}
+
+fn cluster_layout(args: &EngineArgs, cluster: &ClusterArgs, opened: &Opened) -> anyhow::Result<Layout> {
+    let slices = cluster.tier1.unwrap_or(1) as usize;
+    let workers = cluster.workers.map(|workers| workers as usize);
+    let remote_lanes = match (cluster.tier2, workers) {
+        (Some(lanes), _) => lanes as usize,
+        (None, Some(workers)) if workers >= slices => (workers - slices) / slices,
+        (None, _) => 0,
+    };
+    let needed = slices * (1 + remote_lanes);
+    if let Some(workers) = workers.filter(|workers| *workers != needed) {
+        bail!("{slices} Tier-1 nodes with {remote_lanes} Tier-2 nodes each are {needed} workers, not {workers}");
+    }
+    if slices > opened.model.config().layers {
+        bail!("--tier1 {slices} is more than the model's {} layers", opened.model.config().layers);
+    }
+    Ok(Layout {
+        slices,
+        remote_lanes,
+        local_lane: cluster.hybrid || remote_lanes == 0,
+        batch: args.batch,
+        flights: args.flights.unwrap_or(3 * slices as u32),
+        chunk: args.chunk,
+        context_max: opened.served.context_max,
+        whole_flights: cluster.merge == MergeArg::Flights,
+    })
+}
+
+/// A secret for processes of this machine only.
+fn random_token() -> String {
+    let random = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", random(), random())
+}
+
+fn setting(opened: &Opened, layout: &Layout, kernels: Kernels, memory_bytes: u64) -> Setting {
+    let config = opened.model.config();
+    Setting {
+        model: opened.served.name.clone(),
+        backend: "cpu",
+        instruction_set: kernels.isa.name().to_owned(),
+        threads: kernels.threads,
+        tier1_nodes: layout.slices,
+        tier2_nodes: layout.remote_lanes,
+        tier1_attends: layout.local_lane,
+        batch: layout.batch,
+        flights: layout.flights,
+        chunk: layout.chunk,
+        context_memory_bytes: memory_bytes,
+        page_bytes: CpuContext::page_bytes(config, config.layers) as u64,
+        max_context: layout.context_max,
+    }
+}
+
+/// The instruction set of this name, or the best of this machine.
+pub fn isa(name: Option<&str>) -> anyhow::Result<Isa> {
+    let isa = match name {
         Some(name) => name.parse::<Isa>()?,
         None => Isa::detect(),
     };
     isa.require()?;
-    let cores =
-        std::thread::available_parallelism().context("cannot count this machine's cores")?;
-    let config = EngineConfig {
-        slices: 1,
-        lanes: 1,
-        batch: args.batch,
-        flights: args.flights,
-        chunk: args.chunk,
-        context_memory_bytes: match args.context_memory {
-            Some(bytes) => bytes,
-            None => free_memory_bytes()? / 2,
-        },
-        context_max: opened.served.context_max,
-        isa,
-        threads: args.threads.map_or(cores.get(), |threads| threads as usize),
-    };
-    let mut bar = LoadBar::new();
-    let engine = Engine::load(&opened.model, config, &mut |done, total| bar.show(done, total));
-    bar.clear();
-    Ok(engine?)
+    Ok(isa)
+}
+
+/// As many threads as asked for, or as there are cores.
+pub fn threads(wanted: Option<u32>) -> anyhow::Result<usize> {
+    let cores = std::thread::available_parallelism().context("cannot count this machine's cores")?;
+    Ok(wanted.map_or(cores.get(), |threads| threads as usize))
 }
 
 /// Memory that could be taken without pushing anything out.
-fn free_memory_bytes() -> anyhow::Result<u64> {
+pub fn free_memory_bytes() -> anyhow::Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")
         .context("cannot tell how much memory is free; give --context-memory")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -1,5 +1,7 @@
 //! Numbers with units, as people write and read them.
 
+use std::time::Duration;
+
 /// Parses a size such as `4GiB`, `500MB` or `1048576`.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = split(text)?;
@@ -16,6 +18,40 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         _ => return Err(format!("unknown unit \"{unit}\": use B, KiB, MiB, GiB, KB, MB or GB")),
     };
     scaled(number, factor).ok_or_else(|| format!("{text} is not a size this machine could have"))
+}
+
+/// Parses a sampling temperature.
+pub fn parse_temperature(text: &str) -> Result<f32, String> {
+    let value = text.parse().ok().filter(|value| (0.0..=2.0).contains(value));
+    value.ok_or_else(|| "must be a number from 0 to 2".to_owned())
+}
+
+/// Parses a duration such as `20ms`, `1.5s` or `250us`.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = split(text)?;
+    let seconds = match unit.to_ascii_lowercase().as_str() {
+        "us" | "µs" => number / 1e6,
+        "ms" => number / 1e3,
+        "s" => number,
+        _ => return Err(format!("unknown unit \"{unit}\": use us, ms or s")),
+    };
+    Duration::try_from_secs_f64(seconds).map_err(|_| format!("{text} is too long"))
+}
+
+/// Parses a rate such as `1gbit`, `200mbit` or `50MB` (per second) into bytes per second.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    let (number, unit) = split(text)?;
+    let unit = unit.to_ascii_lowercase();
+    let factor: u64 = match unit.trim_end_matches("/s").trim_end_matches("ps") {
+        "kbit" => 125,
+        "mbit" => 125_000,
+        "gbit" => 125_000_000,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        _ => return Err(format!("unknown unit \"{unit}\": use kbit, mbit, gbit, KB, MB or GB")),
+    };
+    scaled(number, factor).ok_or_else(|| format!("{text} is not a rate a link could have"))
 }
 
 fn split(text: &str) -> Result<(f64, &str), String> {
@@ -53,6 +89,11 @@ pub fn seconds(value_s: f64) -> String {
     }
 }
 
+/// A count of things for people: `1 line`, `1,234 lines`.
+pub fn counted(value: u64, thing: &str) -> String {
+    format!("{} {thing}{}", count(value), if value == 1 { "" } else { "s" })
+}
+
 /// A count for people: `1,234,567`.
 pub fn count(value: u64) -> String {
     let digits = value.to_string();
@@ -88,6 +129,27 @@ mod tests {
     }
 
     #[test]
+    fn temperatures_are_parsed() {
+        assert_eq!(parse_temperature("0.7"), Ok(0.7));
+        for text in ["", "-1", "2.1", "NaN", "warm"] {
+            assert!(parse_temperature(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_and_rates_are_parsed() {
+        assert_eq!(parse_duration("20ms"), Ok(Duration::from_millis(20)));
+        assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_duration("250us"), Ok(Duration::from_micros(250)));
+        assert_eq!(parse_rate("1gbit"), Ok(125_000_000));
+        assert_eq!(parse_rate("200Mbit/s"), Ok(25_000_000));
+        assert_eq!(parse_rate("50MB"), Ok(50_000_000));
+        for text in ["20", "ms", "5 years"] {
+            assert!(parse_duration(text).is_err() && parse_rate(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn numbers_are_readable() {
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(17), "17 B");
@@ -95,5 +157,7 @@ mod tests {
         assert_eq!(seconds(245.0), "4 min 05 s");
         assert_eq!(count(1_234_567), "1,234,567");
         assert_eq!(count(999), "999");
+        assert_eq!(counted(1, "line"), "1 line");
+        assert_eq!(counted(1000, "line"), "1,000 lines");
     }
 }

@@ -1,0 +1,131 @@
+//! A prompt's output does not depend on what runs beside it: the same bytes for every batch, chunk,
+//! number of threads and amount of memory, on every instruction set of this machine.
+
+mod common;
+
+use common::{Case, mixed_requests};
+use glinthawk_compute::Isa;
+use glinthawk_model::testing;
+use serde_json::Value;
+
+/// One way to run the same input.
+#[derive(Debug)]
+struct Variant {
+    batch: u32,
+    chunk: u32,
+    threads: u32,
+    context_memory: &'static str,
+}
+
+fn run(case: &Case, isa: Isa, max_context: &str, variant: &Variant) -> (Vec<String>, Value) {
+    let (batch, chunk, threads) =
+        (variant.batch.to_string(), variant.chunk.to_string(), variant.threads.to_string());
+    let options = [
+        ["--isa", isa.name()],
+        ["--batch", &batch],
+        ["--chunk", &chunk],
+        ["--threads", &threads],
+        ["--context-memory", variant.context_memory],
+        ["--max-context", max_context],
+    ];
+    let mut options = options.concat();
+    options.push("--overwrite");
+    let (finished, stats) = case.run_with_stats(&options);
+    finished.expect(0);
+    assert_eq!(stats["instruction_set"], isa.name());
+    (case.results(), stats)
+}
+
+/// All variants give the bytes of the first. Those with less memory than `ample` must have had to
+/// preempt, where more than one prompt was seated at all.
+fn check(case: &Case, isa: Isa, max_context: &str, ample: &str, variants: &[Variant]) {
+    let (expected, _) = run(case, isa, max_context, &variants[0]);
+    for variant in &variants[1..] {
+        let (results, stats) = run(case, isa, max_context, variant);
+        assert!(results == expected, "{isa}, {variant:?}: other results than {:?}", variants[0]);
+        let recomputed = stats["prompts_recomputed"].as_u64().expect("a count");
+        if variant.context_memory == ample {
+            assert_eq!(recomputed, 0, "{isa}, {variant:?}");
+        } else if variant.batch > 1 {
+            assert!(recomputed > 0, "{isa}, {variant:?}: memory was not tight");
+        }
+    }
+}
+
+/// Four that grow to six pages each, whatever they say: tight memory cannot hold them together.
+fn long_requests() -> String {
+    let line = |seed: u32| {
+        format!(
+            "{{\"custom_id\":\"long-{seed}\",\"prompt\":\"once\",\"seed\":{seed},\"ignore_eos\":true,\"max_tokens\":80}}\n"
+        )
+    };
+    (0..4).map(line).collect()
+}
+
+#[test]
+fn outputs_are_identical_whatever_runs_beside_them() {
+    let (ample, tight) = ("8MiB", "60KiB");
+    let case = Case::new(mixed_requests(16, 4, 24) + &long_requests());
+    let mut variants = Vec::new();
+    for context_memory in [ample, tight] {
+        for threads in [1, 2] {
+            for chunk in [256, 16, 1] {
+                for batch in [64, 7, 1] {
+                    variants.push(Variant { batch, chunk, threads, context_memory });
+                }
+            }
+        }
+    }
+    for isa in Isa::available() {
+        check(&case, isa, "128", ample, &variants);
+    }
+    let answers = case.answers();
+    assert_eq!(answers.len(), 20);
+    for reason in ["stop", "length"] {
+        let ended = answers
+            .values()
+            .any(|answer| answer.to_string().contains(&format!("\"finish_reason\":\"{reason}\"")));
+        assert!(ended, "no completion ended by {reason}");
+    }
+}
+
+/// What the default model is asked; the two long completions are of three pages each in the end.
+const REAL_REQUESTS: &str = r#"
+{"custom_id":"chat","messages":[{"role":"user","content":"Name a colour."}],"seed":3,"logprobs":true,"top_logprobs":2,"max_tokens":6}
+{"custom_id":"stop","prompt":"One, two, three,","temperature":0,"stop":[" five"],"max_tokens":6}
+{"custom_id":"long","prompt":"There is a town by the sea where all of the boats come in and","temperature":0.9,"n":2,"frequency_penalty":0.5,"ignore_eos":true,"max_tokens":20}
+"#;
+
+fn real_case(requests: &str) -> Option<Case> {
+    let model = testing::default_model()?;
+    let model = model.to_str().expect("a path of text").to_owned();
+    Some(Case { model, ..Case::new(requests) })
+}
+
+#[test]
+fn a_real_model_says_the_same_in_any_batch() {
+    let short = REAL_REQUESTS.replace("\"max_tokens\":20", "\"max_tokens\":4");
+    let Some(case) = real_case(&short) else { return };
+    let variants = [
+        Variant { batch: 64, chunk: 256, threads: 2, context_memory: "64MiB" },
+        Variant { batch: 7, chunk: 16, threads: 1, context_memory: "64MiB" },
+    ];
+    for isa in Isa::available() {
+        check(&case, isa, "48", "64MiB", &variants);
+    }
+    assert_eq!(case.answers().len(), 3);
+}
+
+#[test]
+fn a_real_model_says_the_same_in_tight_memory() {
+    let Some(case) = real_case(REAL_REQUESTS) else { return };
+    // Room for four pages.
+    let (ample, tight) = ("64MiB", "1500KiB");
+    let variants = [
+        Variant { batch: 64, chunk: 256, threads: 2, context_memory: ample },
+        Variant { batch: 7, chunk: 16, threads: 2, context_memory: tight },
+        Variant { batch: 1, chunk: 1, threads: 1, context_memory: ample },
+    ];
+    check(&case, Isa::detect(), "48", ample, &variants);
+    assert_eq!(case.answers().len(), 3);
+}
