@@ -134,7 +134,7 @@ pub struct WorkerArgs {
     pub threads: Option<u32>,
     /// Best instruction set to offer [default: the best here]
     #[arg(long, env = "GLINTHAWK_ISA")]
-    pub isa: Option<String>,
+    pub isa: Option<Isa>,
 }
 
 /// Options that choose and size the engine.

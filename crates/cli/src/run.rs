@@ -7,9 +7,7 @@ use anyhow::Context;
 use glinthawk_cluster::{RunStats, run_job, write_trace};
 use glinthawk_jobs::{Input, Job, JobOptions, JobSummary, Output};
 use std::fs::File;
-use std::io::Write;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -19,6 +17,9 @@ use std::sync::atomic::Ordering;
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let output = output(args);
     let options = JobOptions { input: input(args)?, output: output.clone(), overwrite: args.overwrite };
+    // A job of hours must not end with statistics that cannot be written.
+    let stats_file = Report::create(args.stats.as_deref())?;
+    let trace_file = Report::create(args.cluster.trace.as_deref())?;
     let opened = setup::open(&args.engine)?;
     let interrupted = interrupt::flag()?;
     let mut cluster = setup::start(&args.engine, &args.cluster, &opened, &interrupted)?;
@@ -33,17 +34,22 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     outcome?;
     let summary = closed?;
     let (stats, nodes) = engine.stats()?;
-    write_stats(args.stats.as_deref(), &stats)?;
-    if let Some(path) = &args.cluster.trace {
-        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-        let mut file = BufWriter::new(file);
-        let written = write_trace(&mut file, &nodes).and_then(|()| file.flush());
-        written.with_context(|| format!("cannot write {}", path.display()))?;
-    }
     report(&summary, &stats, &output);
+    if let Some(file) = stats_file {
+        file.write(|out| {
+            serde_json::to_writer_pretty(&mut *out, &stats)?;
+            writeln!(out)
+        })?;
+    }
+    if let Some(file) = trace_file {
+        file.write(|out| write_trace(out, &nodes))?;
+    }
     if !summary.complete {
         if interrupted.load(Ordering::Relaxed) {
-            eprintln!("interrupted; the same command continues where it stopped");
+            say(match output {
+                Output::File(_) => "interrupted; the same command continues where it stopped",
+                Output::Stdout => "interrupted; with an output file it could be continued",
+            });
         }
         return Ok(ExitCode::FAILURE);
     }
@@ -76,15 +82,24 @@ fn default_output(input: &Path) -> PathBuf {
     input.with_extension("out.jsonl")
 }
 
-fn create_stats(path: &Path) -> anyhow::Result<(File, &Path)> {
-    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
-    Ok((file, path))
+/// A file that something about the run is written to once it is over.
+struct Report<'a> {
+    file: File,
+    path: &'a Path,
 }
 
-fn write_stats(path: Option<&Path>, stats: &RunStats) -> anyhow::Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    let text = serde_json::to_string_pretty(stats).context("cannot write the statistics as JSON")?;
-    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+impl<'a> Report<'a> {
+    fn create(path: Option<&'a Path>) -> anyhow::Result<Option<Self>> {
+        let Some(path) = path else { return Ok(None) };
+        let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(Some(Self { file, path }))
+    }
+
+    fn write(self, content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> anyhow::Result<()> {
+        let mut out = BufWriter::new(self.file);
+        let written = content(&mut out).and_then(|()| out.flush());
+        written.with_context(|| format!("cannot write {}", self.path.display()))
+    }
 }
 
 fn report(summary: &JobSummary, stats: &RunStats, output: &Output) {

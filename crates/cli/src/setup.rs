@@ -91,7 +91,7 @@ fn load_local(args: &EngineArgs, opened: &Opened, merge: MergeArg, trace: bool) 
         context_max: opened.served.context_max,
         whole_flights: merge == MergeArg::Flights,
     };
-    let kernels = Kernels { isa: isa(args.isa.as_deref())?, threads: threads(args.threads)? };
+    let kernels = Kernels { isa: isa(args.isa)?, threads: threads(args.threads)? };
     let memory_bytes = match args.context_memory {
         Some(bytes) => bytes,
         None => free_memory_bytes()? / 2,
@@ -153,7 +153,7 @@ pub fn start(
         layout: layout.clone(),
         model: &opened.model,
         model_name: args.model.clone(),
-        isa: isa(args.isa.as_deref())?,
+        isa: isa(args.isa)?,
         context_memory_bytes: memory_bytes,
         link: Link { delay: cluster.delay.unwrap_or_default(), bytes_per_second: cluster.bandwidth },
         trace: cluster.trace.is_some(),
@@ -227,11 +227,8 @@ fn setting(opened: &Opened, layout: &Layout, kernels: Kernels, memory_bytes: u64
 }
 
 /// The instruction set of this name, or the best of this machine.
-pub fn isa(name: Option<&str>) -> anyhow::Result<Isa> {
-    let isa = match name {
-        Some(name) => name.parse::<Isa>()?,
-        None => Isa::detect(),
-    };
+pub fn isa(wanted: Option<Isa>) -> anyhow::Result<Isa> {
+    let isa = wanted.unwrap_or_else(Isa::detect);
     isa.require()?;
     Ok(isa)
 }

@@ -19,7 +19,7 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
         token: Token::new(&token),
         tier: args.tier,
         place: args.place,
-        isa: setup::isa(args.isa.as_deref())?,
+        isa: setup::isa(args.isa)?,
         threads: setup::threads(args.threads)?,
         memory_bytes: match args.context_memory {
             Some(bytes) => bytes,
