@@ -7,6 +7,7 @@ use glinthawk_model::catalogue::PullProgress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Between two plain lines.

@@ -1,8 +1,11 @@
 //! What can go wrong while a cluster runs.
 
+use crate::net::{ConnectError, SendError};
 use glinthawk_compute::ComputeError;
 use glinthawk_jobs::JobError;
+use glinthawk_model::ModelError;
 use glinthawk_protocol::Tier2Error;
+use std::io;
 
 /// Why a cluster could not be started or go on.
 #[derive(Debug, thiserror::Error)]
@@ -10,27 +13,94 @@ pub enum ClusterError {
     /// Loading weights or making room for contexts failed.
     #[error(transparent)]
     Compute(#[from] ComputeError),
-    /// A Tier-2 node was sent rows that make no sense.
-    #[error("a Tier-2 node refused its rows: {0}")]
-    Refused(#[from] Tier2Error),
+    /// Reading the model failed.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// Reading requests or writing results failed.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The memory for contexts does not hold one context of the longest length on every lane.
+    /// A Tier-2 node was sent rows that make no sense.
+    #[error("a Tier-2 node refused its rows: {0}")]
+    Refused(#[from] Tier2Error),
+    /// The memory for contexts does not hold one context of the longest length.
     #[error(
-        "one context of {context_max} tokens takes {needed_mib} MiB on each of {lanes} lanes, and there are \
-         {given_mib} MiB for all: give more with --context-memory, or --max-context {context_fits} or less"
+        "one context of {context_max} tokens takes {needed_mib} MiB, and an attention worker has {given_mib} MiB: \
+         give more with --context-memory, or a shorter --max-context (about {context_fits} tokens would fit)"
     )]
     ContextMemory {
         /// Longest context, in tokens.
         context_max: u32,
         /// What it takes.
         needed_mib: u64,
-        /// Lanes.
-        lanes: usize,
-        /// What there is, over all lanes.
+        /// What there is.
         given_mib: u64,
         /// The longest context that would fit.
         context_fits: u64,
     },
+    /// More slices than layers.
+    #[error("{slices} Tier-1 nodes for a model of {layers} layers: at most one node a layer")]
+    Slices {
+        /// Tier-1 nodes asked for.
+        slices: usize,
+        /// Layers there are.
+        layers: usize,
+    },
+    /// The workers that joined do not make the cluster that was asked for.
+    #[error("{tier1} workers can be Tier 1 and {tier2} Tier 2; {tier1_needed} and {tier2_needed} are needed")]
+    Workers {
+        /// Workers that would be Tier 1.
+        tier1: usize,
+        /// Workers that would be Tier 2.
+        tier2: usize,
+        /// Tier-1 nodes asked for.
+        tier1_needed: usize,
+        /// Tier-2 nodes asked for.
+        tier2_needed: usize,
+    },
+    /// A control message or table that cannot be read.
+    #[error("unreadable message: {0}")]
+    Control(String),
+    /// A worker says that it cannot go on.
+    #[error("worker {name} failed: {reason}")]
+    Failed {
+        /// The worker.
+        name: String,
+        /// What it said.
+        reason: String,
+    },
+    /// A worker is gone.
+    #[error("worker {name} is gone: {reason}; what is finished is in the output, the same command continues")]
+    Lost {
+        /// The worker.
+        name: String,
+        /// How the connection ended.
+        reason: String,
+    },
+    /// The dispatcher is gone.
+    #[error("the dispatcher is gone: {0}")]
+    DispatcherLost(String),
+    /// The user asked to end.
+    #[error("interrupted")]
+    Interrupted,
+    /// Nobody answers where a node should be.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A message could not be sent.
+    #[error(transparent)]
+    Send(#[from] SendError),
+    /// A socket, a thread or a process could not be had.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl ClusterError {
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
 }

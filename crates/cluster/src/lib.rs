@@ -1,17 +1,40 @@
-//! Runs the protocol for real: kernels, threads and processes under the state machines of
+//! Runs the protocol for real: kernels, threads, sockets and processes under the state machines of
 //! `glinthawk-protocol`. One process is a cluster whose messages are function calls.
 #![forbid(unsafe_code)]
 
+mod control;
 mod engine;
 mod error;
+mod fabric;
+mod layout;
+mod local;
+mod muster;
+pub mod net;
+mod node1;
+mod node2;
+mod processes;
 mod pump;
+mod remote;
+mod report;
 mod stats;
 mod tier1;
 mod tier2;
+mod trace;
+mod weights;
+mod wire;
+mod worker;
 
-pub use engine::{Engine, EngineConfig, EngineEvent};
+pub use control::Link;
+pub use engine::{Engine, EngineEvent};
 pub use error::ClusterError;
+pub use fabric::Fabric;
+pub use layout::Layout;
+pub use local::{Kernels, LocalFabric};
+pub use muster::{ClusterSpec, Muster, Mustered};
+pub use processes::{Processes, TOKEN_VARIABLE, keep_to_cores};
 pub use pump::run_job;
-pub use stats::{NodeStats, Stats};
-pub use tier1::{Outgoing, Tier1Worker};
-pub use tier2::Tier2Worker;
+pub use remote::RemoteFabric;
+pub use report::{NodeReport, Traffic};
+pub use stats::{NodeShare, RunStats, Setting};
+pub use trace::write_trace;
+pub use worker::{WorkerOptions, work};

@@ -1,58 +1,47 @@
 //! What a run did, in figures: the content of `--stats`.
 
+use crate::report::{NodeReport, Traffic, peak_memory_bytes};
 use glinthawk_protocol::{DispatcherStats, Histogram};
 use serde::Serialize;
-use std::time::Duration;
+use std::collections::BTreeMap;
 
-/// Counters of one node.
-#[derive(Clone, Debug, Default)]
-pub struct NodeStats {
-    /// Time spent in kernels.
-    pub busy: Duration,
-    /// Kernel batches run.
-    pub batches: u64,
-    /// Rows in them.
-    pub rows: u64,
-    /// Most rows in one.
-    pub rows_max: usize,
-}
-
-impl NodeStats {
-    pub(crate) fn record(&mut self, rows: usize, busy: Duration) {
-        self.busy += busy;
-        self.batches += 1;
-        self.rows += rows as u64;
-        self.rows_max = self.rows_max.max(rows);
-    }
-}
-
-/// Statistics of a run, as written by `--stats`.
+/// What was run, and on what.
 #[derive(Clone, Debug, Serialize)]
-pub struct Stats {
+pub struct Setting {
     /// The model's name.
     pub model: String,
     /// Kernel backend.
     pub backend: &'static str,
     /// Instruction set of the backend.
-    pub instruction_set: &'static str,
-    /// Kernel threads.
+    pub instruction_set: String,
+    /// Kernel threads of each node.
     pub threads: usize,
-    /// Tier-1 nodes.
+    /// Tier-1 nodes (K).
     pub tier1_nodes: usize,
-    /// Tier-2 nodes per Tier-1 node; 0 is single-tier.
+    /// Tier-2 nodes per Tier-1 node (K'); 0 is single-tier.
     pub tier2_nodes: usize,
+    /// Whether Tier-1 nodes attend too.
+    pub tier1_attends: bool,
     /// Rows per lane and flight (B).
     pub batch: u32,
     /// Flights in the air.
     pub flights: u32,
     /// Prefill rows of one prompt in a step.
     pub chunk: u32,
-    /// Memory set aside for contexts, in bytes.
+    /// Memory for contexts of each attention worker, in bytes.
     pub context_memory_bytes: u64,
-    /// Most of it that was in use, in bytes.
-    pub context_memory_used_max_bytes: u64,
+    /// Bytes of a page, over all slices.
+    pub page_bytes: u64,
     /// Positions a context may have.
     pub max_context: u32,
+}
+
+/// Statistics of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunStats {
+    /// What was run.
+    #[serde(flatten)]
+    pub setting: Setting,
     /// Seconds from the first prompt to the end.
     pub wall_s: f64,
     /// Prompts finished.
@@ -68,45 +57,65 @@ pub struct Stats {
     /// Rows in a Tier-1 batch, on average.
     pub tier1_batch_rows_mean: f64,
     /// Rows in a Tier-1 batch, at most.
-    pub tier1_batch_rows_max: usize,
-    /// Every node's share of the wall time in which its kernels ran.
+    pub tier1_batch_rows_max: u64,
+    /// Every node's part.
     pub nodes: Vec<NodeShare>,
-    /// Bytes sent by Tier 1 to other processes.
+    /// Bytes sent by Tier-1 nodes to other processes.
     pub tier1_bytes_sent: u64,
-    /// Bytes sent by Tier 2 to other processes.
+    /// Bytes sent by Tier-2 nodes to other processes.
     pub tier2_bytes_sent: u64,
     /// Submission to first token, in seconds.
     pub time_to_first_token_s: Percentiles,
     /// Time between a prompt's tokens, in seconds.
     pub time_per_output_token_s: Percentiles,
+    /// Where the time of a step (a token of a prompt that generates) goes, on average.
+    pub time_per_step_s: StepTime,
+    /// Most context memory in use at once, over all workers, in bytes.
+    pub context_memory_used_max_bytes: u64,
     /// Nodes lost during the run.
     pub failures: u64,
     /// Prompts whose context was dropped and recomputed.
     pub prompts_recomputed: u64,
     /// Rows computed again because of that.
     pub rows_recomputed: u64,
-    /// Peak resident memory of this process, in bytes.
+    /// Peak resident memory of all processes together, in bytes.
     pub peak_memory_bytes: u64,
 }
 
 /// One node's share of the work.
 #[derive(Clone, Debug, Serialize)]
 pub struct NodeShare {
-    /// `tier1-0`, `tier2-0-1` (slice, lane).
+    /// `tier1-0` (slice), `tier2-0-1` (slice, lane).
     pub name: String,
-    /// Share of the wall time spent in kernels.
+    /// Share of the wall time in which its kernels ran.
     pub busy: f64,
     /// Kernel batches run.
     pub batches: u64,
     /// Rows per batch, on average.
     pub rows_mean: f64,
+    /// Seconds a shard waited for the kernels, on average over batches.
+    pub queue_wait_mean_s: f64,
+    /// Sent, by kind of message.
+    pub sent: BTreeMap<String, Traffic>,
+    /// Received, by kind of message.
+    pub received: BTreeMap<String, Traffic>,
+    /// Peak resident memory, in bytes.
+    pub peak_memory_bytes: u64,
 }
 
-impl NodeShare {
-    pub(crate) fn new(name: String, stats: &NodeStats, wall_s: f64) -> Self {
-        let busy = if wall_s > 0.0 { stats.busy.as_secs_f64() / wall_s } else { 0.0 };
-        Self { name, busy, batches: stats.batches, rows_mean: mean(stats.rows, stats.batches) }
-    }
+/// Mean seconds of a shard's step, by what it was doing.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct StepTime {
+    /// From launch to home.
+    pub total: f64,
+    /// In Tier 1's kernels.
+    pub tier1_compute: f64,
+    /// In Tier 2's kernels (or Tier 1's own attention).
+    pub tier2_compute: f64,
+    /// Waiting for kernels.
+    pub queueing: f64,
+    /// The rest: on the way.
+    pub network: f64,
 }
 
 /// Five points of a distribution.
@@ -126,34 +135,79 @@ impl From<&Histogram> for Percentiles {
     }
 }
 
-pub(crate) fn mean(sum: u64, count: u64) -> f64 {
-    if count == 0 { 0.0 } else { sum as f64 / count as f64 }
+/// A ratio that is 0 where there is nothing to divide by.
+fn ratio(value: f64, by: f64) -> f64 {
+    if by > 0.0 { value / by } else { 0.0 }
 }
 
-pub(crate) fn per_second(count: u64, wall_s: f64) -> f64 {
-    if wall_s > 0.0 { count as f64 / wall_s } else { 0.0 }
-}
-
-impl Stats {
-    pub(crate) fn take_dispatcher(&mut self, stats: &DispatcherStats, page_bytes: u64) {
-        self.context_memory_used_max_bytes = u64::from(stats.pages_used_max) * page_bytes;
-        self.prompts = stats.prompts;
-        self.prompt_tokens = stats.prompt_tokens;
-        self.generated_tokens = stats.generated_tokens;
-        self.tokens_per_second =
-            per_second(stats.prompt_tokens + stats.generated_tokens, self.wall_s);
-        self.generated_tokens_per_second = per_second(stats.generated_tokens, self.wall_s);
-        self.time_to_first_token_s = Percentiles::from(&stats.time_to_first_token);
-        self.time_per_output_token_s = Percentiles::from(&stats.time_per_output_token);
-        self.prompts_recomputed = stats.preemptions;
-        self.rows_recomputed = stats.rows_recomputed;
+impl NodeShare {
+    fn new(report: &NodeReport, wall_s: f64) -> Self {
+        let batches = report.batches as f64;
+        Self {
+            name: report.name.clone(),
+            busy: ratio(report.busy_ns as f64 / 1e9, wall_s),
+            batches: report.batches,
+            rows_mean: ratio(report.rows as f64, batches),
+            queue_wait_mean_s: ratio(report.shard_wait_ns as f64 / 1e9, batches),
+            sent: report.sent.clone(),
+            received: report.received.clone(),
+            peak_memory_bytes: report.peak_memory_bytes,
+        }
     }
 }
 
-/// Peak resident memory of this process in bytes; 0 where the system does not tell.
-pub(crate) fn peak_memory_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
+impl StepTime {
+    fn new(nodes: &[NodeReport], steps: u64, steps_s: f64) -> Self {
+        let sum = |value: fn(&NodeReport) -> u64, tier: u8| {
+            let nodes = nodes.iter().filter(|node| node.tier == tier);
+            ratio(nodes.map(value).sum::<u64>() as f64 / 1e9, steps as f64)
+        };
+        let total = ratio(steps_s, steps as f64);
+        let tier1_compute = sum(|node| node.shard_busy_ns, 1);
+        let tier2_compute = sum(|node| node.shard_busy_ns, 2);
+        let queueing = sum(|node| node.shard_wait_ns, 1) + sum(|node| node.shard_wait_ns, 2);
+        let network = (total - tier1_compute - tier2_compute - queueing).max(0.0);
+        Self { total, tier1_compute, tier2_compute, queueing, network }
+    }
+}
+
+impl RunStats {
+    /// Puts a run's figures together; `steps` are their number and the sum of their seconds.
+    pub(crate) fn new(
+        setting: Setting,
+        dispatcher: &DispatcherStats,
+        nodes: &[NodeReport],
+        wall_s: f64,
+        steps: (u64, f64),
+    ) -> Self {
+        let of_tier = |tier: u8| nodes.iter().filter(move |node| node.tier == tier);
+        let batches: u64 = of_tier(1).map(|node| node.batches).sum();
+        let rows: u64 = of_tier(1).map(|node| node.rows).sum();
+        let tokens = dispatcher.prompt_tokens + dispatcher.generated_tokens;
+        // Nodes in this process all report its peak; those of others add to it.
+        let others = nodes.iter().filter(|node| !node.sent.is_empty() || !node.received.is_empty());
+        let others_bytes: u64 = others.map(|node| node.peak_memory_bytes).sum();
+        Self {
+            wall_s,
+            prompts: dispatcher.prompts,
+            prompt_tokens: dispatcher.prompt_tokens,
+            generated_tokens: dispatcher.generated_tokens,
+            tokens_per_second: ratio(tokens as f64, wall_s),
+            generated_tokens_per_second: ratio(dispatcher.generated_tokens as f64, wall_s),
+            tier1_batch_rows_mean: ratio(rows as f64, batches as f64),
+            tier1_batch_rows_max: of_tier(1).map(|node| node.rows_max).max().unwrap_or(0),
+            nodes: nodes.iter().map(|node| NodeShare::new(node, wall_s)).collect(),
+            tier1_bytes_sent: of_tier(1).map(NodeReport::bytes_sent).sum(),
+            tier2_bytes_sent: of_tier(2).map(NodeReport::bytes_sent).sum(),
+            time_to_first_token_s: Percentiles::from(&dispatcher.time_to_first_token),
+            time_per_output_token_s: Percentiles::from(&dispatcher.time_per_output_token),
+            time_per_step_s: StepTime::new(nodes, steps.0, steps.1),
+            context_memory_used_max_bytes: u64::from(dispatcher.pages_used_max) * setting.page_bytes,
+            failures: 0,
+            prompts_recomputed: dispatcher.preemptions,
+            rows_recomputed: dispatcher.rows_recomputed,
+            peak_memory_bytes: peak_memory_bytes() + others_bytes,
+            setting,
+        }
+    }
 }

@@ -1,6 +1,8 @@
 //! A Tier-1 node with its kernels: merges what is ready, computes, says what goes where.
 
-use crate::stats::NodeStats;
+use crate::layout::Layout;
+use crate::report::NodeReport;
+use crate::trace::Tracer;
 use glinthawk_compute::sample::{Sampler, sample};
 use glinthawk_compute::{ShardIn, ShardOut, Threads, WeightKernels};
 use glinthawk_flight::{Buffer, Pool};
@@ -30,6 +32,8 @@ pub enum Outgoing {
 /// Where a Tier-1 worker's slice stands, and how its slab is cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Tier1Place {
+    /// The slice, from 0.
+    pub slice: usize,
     /// The slice embeds.
     pub first: bool,
     /// The slice classifies.
@@ -38,6 +42,22 @@ pub struct Tier1Place {
     pub lanes: u32,
     /// Rows of a shard at most.
     pub rows_per_lane: u32,
+    /// Whether a timeline is recorded.
+    pub trace: bool,
+}
+
+impl Tier1Place {
+    /// Where slice `slice` of a layout stands.
+    pub fn new(layout: &Layout, slice: usize, trace: bool) -> Self {
+        Self {
+            slice,
+            first: slice == 0,
+            last: slice + 1 == layout.slices,
+            lanes: layout.lanes() as u32,
+            rows_per_lane: layout.batch,
+            trace,
+        }
+    }
 }
 
 /// The node's state machine, its weights and slab, and the payloads that wait.
@@ -55,7 +75,10 @@ pub struct Tier1Worker<W> {
     logits: Vec<f32>,
     pool: Arc<Pool>,
     threads: Arc<Threads>,
-    stats: NodeStats,
+    /// When each shard's current wait began.
+    arrivals: HashMap<ShardId, Instant>,
+    report: NodeReport,
+    tracer: Tracer,
 }
 
 impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
@@ -82,21 +105,29 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
             logits: Vec::new(),
             pool,
             threads,
-            stats: NodeStats::default(),
+            arrivals: HashMap::new(),
+            report: NodeReport::new(format!("tier1-{}", place.slice), 1),
+            tracer: Tracer::new(place.trace),
         }
     }
 
-    /// Takes a shard in: from the dispatcher, or from the previous slice with its residual.
-    pub fn arrive(&mut self, launch: Launch, residual: Option<Buffer>) {
+    /// Takes a shard in that arrived just then: from the dispatcher, or from the previous slice
+    /// with its residual, (rows, hidden) f32.
+    pub fn arrive(&mut self, launch: Launch, residual: Option<Buffer>, arrived: Instant) {
         assert_eq!(residual.is_none(), self.place.first, "only the first slice takes tokens");
+        self.arrivals.insert(launch.shard, arrived);
         if let Some(residual) = residual {
             self.residuals.insert(launch.shard, residual);
         }
         self.node.on(Tier1Event::Arrive(launch), &mut Vec::new());
     }
 
-    /// Takes a shard's attention output: (rows, query_width) bf16.
-    pub fn attended(&mut self, attended: Attended, output: Buffer) {
+    /// Takes a shard's attention output, (rows, query_width) bf16, that arrived just then.
+    pub fn attended(&mut self, attended: Attended, output: Buffer, arrived: Instant) {
+        if !self.node.awaits(&attended) {
+            return self.pool.give(output); // of an abandoned step
+        }
+        self.arrivals.insert(attended.shard, arrived);
         self.attended.insert(attended.shard, output);
         self.node.on(Tier1Event::Attended(attended), &mut Vec::new());
     }
@@ -120,7 +151,14 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
             }
         }
         let rows = work.shards.iter().map(|shard| self.node.rows(*shard).len()).sum();
-        self.stats.record(rows, started.elapsed());
+        let arrivals = work.shards.iter().map(|shard| self.arrivals[shard]);
+        self.report.record(rows, started, arrivals);
+        let layer = match work.stage {
+            Stage::Enter => 0,
+            Stage::Middle(layer) => layer + 1,
+            Stage::Exit => self.node.layers(),
+        };
+        self.tracer.record(started, layer, work.shards[0].flight, work.shards.len(), rows);
         let mut actions = Vec::new();
         self.node.on(Tier1Event::Computed, &mut actions);
         outgoing.extend(actions.into_iter().map(|action| self.send(action)));
@@ -128,8 +166,8 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
     }
 
     /// Counters so far.
-    pub fn stats(&self) -> &NodeStats {
-        &self.stats
+    pub fn report(&self) -> NodeReport {
+        NodeReport { spans: self.tracer.spans(), ..self.report.clone() }
     }
 
     fn slab(&self, shard: ShardId) -> Range<usize> {

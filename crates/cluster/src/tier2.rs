@@ -1,7 +1,8 @@
 //! A Tier-2 node with its kernels: rows and their q, k, v in, attention output out.
 
 use crate::error::ClusterError;
-use crate::stats::NodeStats;
+use crate::report::NodeReport;
+use crate::trace::Tracer;
 use glinthawk_compute::{AttendRow, ContextKernels};
 use glinthawk_flight::{Buffer, Pool};
 use glinthawk_protocol::{Attend, Attended, ShardId, Tier2Node};
@@ -14,29 +15,25 @@ pub struct Tier2Worker<C> {
     node: Tier2Node,
     kernels: C,
     query_width: usize,
-    payloads: HashMap<(ShardId, u32), Buffer>,
+    payloads: HashMap<(ShardId, u32), (Buffer, Instant)>,
     pool: Arc<Pool>,
-    stats: NodeStats,
+    report: NodeReport,
+    tracer: Tracer,
 }
 
 impl<C: ContextKernels<Buffer = Buffer>> Tier2Worker<C> {
     /// A worker over `kernels`, whose attention output is `query_width` values wide.
-    pub fn new(node: Tier2Node, kernels: C, query_width: usize, pool: Arc<Pool>) -> Self {
-        Self {
-            node,
-            kernels,
-            query_width,
-            payloads: HashMap::new(),
-            pool,
-            stats: NodeStats::default(),
-        }
+    pub fn new(name: String, node: Tier2Node, kernels: C, query_width: usize, pool: Arc<Pool>, trace: bool) -> Self {
+        let report = NodeReport::new(name, 2);
+        let tracer = Tracer::new(trace);
+        Self { node, kernels, query_width, payloads: HashMap::new(), pool, report, tracer }
     }
 
-    /// Takes rows with their q, k, v: (rows, query_width + 2·kv_width) bf16.
-    pub fn take(&mut self, attend: Attend, qkv: Buffer) -> Result<(), ClusterError> {
+    /// Takes rows with their q, k, v, (rows, query_width + 2·kv_width) bf16, that arrived just then.
+    pub fn take(&mut self, attend: Attend, qkv: Buffer, arrived: Instant) -> Result<(), ClusterError> {
         let key = (attend.shard, attend.layer);
         self.node.take(attend)?;
-        self.payloads.insert(key, qkv);
+        self.payloads.insert(key, (qkv, arrived));
         Ok(())
     }
 
@@ -44,7 +41,8 @@ impl<C: ContextKernels<Buffer = Buffer>> Tier2Worker<C> {
     pub fn compute(&mut self) -> Option<(Attended, Buffer)> {
         let attend = self.node.start()?;
         let started = Instant::now();
-        let qkv = self.payloads.remove(&(attend.shard, attend.layer)).expect("came with the rows");
+        let payload = self.payloads.remove(&(attend.shard, attend.layer));
+        let (qkv, arrived) = payload.expect("came with the rows");
         let rows: Vec<AttendRow<'_>> = attend
             .rows
             .iter()
@@ -53,12 +51,14 @@ impl<C: ContextKernels<Buffer = Buffer>> Tier2Worker<C> {
         let mut attended = self.pool.take(rows.len() * self.query_width * 2);
         self.kernels.attend(attend.layer as usize, &rows, &qkv, &mut attended);
         self.pool.give(qkv);
-        self.stats.record(attend.rows.len(), started.elapsed());
+        let rows = attend.rows.len();
+        self.report.record(rows, started, std::iter::once(arrived));
+        self.tracer.record(started, attend.layer, attend.shard.flight, 1, rows);
         Some((self.node.computed(), attended))
     }
 
     /// Counters so far.
-    pub fn stats(&self) -> &NodeStats {
-        &self.stats
+    pub fn report(&self) -> NodeReport {
+        NodeReport { spans: self.tracer.spans(), ..self.report.clone() }
     }
 }

@@ -1,6 +1,7 @@
 //! A decoder-only model's shape and constants: families are data, not code.
 //! Reading it from a source lives in the submodules.
 
+use serde::{Deserialize, Serialize};
 mod fields;
 mod gguf;
 mod hugging_face;
@@ -13,7 +14,7 @@ use crate::error::ConfigError;
 use crate::weights::Tensor;
 
 /// Everything the kernels and the planner need to know about a model but its weights.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     /// Family name as the source spells it (`llama`, `mistral`, `qwen2`, `qwen3`).
     pub family: String,

@@ -19,7 +19,7 @@ mod weights;
 pub use chat::{ChatError, ChatMessage, ChatTemplate};
 pub use config::ModelConfig;
 pub use error::{ConfigError, ModelError};
-pub use model::{Model, Source};
+pub use model::{ElsewhereWeights, Model, Source};
 pub use source::gguf::{Metadata, Value};
 pub use tokenizer::{Tokenizer, TokenizerError};
 pub use weights::{LayerTensor, Tensor};

@@ -35,12 +35,24 @@ pub enum Source {
     Folder(PathBuf),
     /// Random weights.
     Dummy,
+    /// Another machine.
+    Elsewhere,
+}
+
+/// Weights that are read from another machine, as the one that has the files reads them.
+pub trait ElsewhereWeights: Send + Sync + std::fmt::Debug {
+    /// Rows of a matrix into `out`: (rows, inputs). The error is a sentence.
+    fn read_rows(&self, tensor: Tensor, rows: Range<usize>, out: &mut [bf16]) -> Result<(), String>;
+
+    /// A norm or a bias of this length.
+    fn read_vector(&self, tensor: Tensor, length: usize) -> Result<Vec<f32>, String>;
 }
 
 #[derive(Debug)]
 enum Weights {
     Stored(StoredTensors),
     Dummy,
+    Elsewhere(Box<dyn ElsewhereWeights>),
 }
 
 impl Model {
@@ -58,6 +70,11 @@ impl Model {
         })?;
         let name = format!("dummy:{shape}");
         Ok(Self { name, config, source: Source::Dummy, weights: Weights::Dummy })
+    }
+
+    /// A model whose weights another machine reads.
+    pub fn elsewhere(name: String, config: ModelConfig, weights: Box<dyn ElsewhereWeights>) -> Self {
+        Self { name, config, source: Source::Elsewhere, weights: Weights::Elsewhere(weights) }
     }
 
     fn open_folder(folder: &Path) -> Result<Self, ModelError> {
@@ -116,7 +133,7 @@ impl Model {
         hash.update(format!("{:?}", self.config));
         match &self.weights {
             Weights::Stored(stored) => stored.sample(&mut hash),
-            Weights::Dummy => hash.update(&self.name),
+            Weights::Dummy | Weights::Elsewhere(_) => hash.update(&self.name),
         }
         hash.finalize().into()
     }
@@ -143,6 +160,10 @@ impl Model {
         match &self.weights {
             Weights::Stored(stored) => stored.read_rows(tensor, inputs, rows, out),
             Weights::Dummy => dummy::fill_rows(self.dummy_table(tensor), inputs, rows, out),
+            Weights::Elsewhere(weights) => {
+                let read = weights.read_rows(tensor, rows, out);
+                read.map_err(|reason| self.unreadable(tensor, reason))?;
+            }
         }
         Ok(())
     }
@@ -156,6 +177,9 @@ impl Model {
         match &self.weights {
             Weights::Stored(stored) => Ok(stored.read_vector(tensor, length)),
             Weights::Dummy => Ok(dummy::vector(tensor, length)),
+            Weights::Elsewhere(weights) => {
+                weights.read_vector(tensor, length).map_err(|reason| self.unreadable(tensor, reason))
+            }
         }
     }
 
@@ -163,7 +187,9 @@ impl Model {
     fn shape_of(&self, tensor: Tensor) -> Result<(usize, usize), ModelError> {
         let present = match &self.weights {
             Weights::Stored(stored) => stored.contains(tensor),
-            Weights::Dummy => Tensor::all(&self.config).any(|other| other == tensor),
+            Weights::Dummy | Weights::Elsewhere(_) => {
+                Tensor::all(&self.config).any(|other| other == tensor)
+            }
         };
         match present {
             true => Ok(tensor.shape(&self.config)),

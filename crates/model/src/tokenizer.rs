@@ -120,7 +120,7 @@ impl Tokenizer {
         match model.source() {
             Source::Gguf { metadata, .. } => Self::from_gguf(metadata),
             Source::Folder(folder) => Self::from_folder(folder),
-            Source::Dummy => Ok(Self::bytes(model.config().vocab)),
+            Source::Dummy | Source::Elsewhere => Ok(Self::bytes(model.config().vocab)),
         }
     }
 

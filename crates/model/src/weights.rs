@@ -1,10 +1,11 @@
 //! Names and shapes of a model's tensors, the same for every source.
 
+use serde::{Deserialize, Serialize};
 use crate::config::ModelConfig;
 use std::fmt;
 
 /// One tensor of a model. Matrices are (outputs, inputs), row-major.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Tensor {
     /// (vocab, hidden)
     Embedding,
@@ -17,7 +18,7 @@ pub enum Tensor {
 }
 
 /// A tensor of one layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum LayerTensor {
     /// (hidden)
     AttentionNorm,

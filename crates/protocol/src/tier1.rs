@@ -86,6 +86,13 @@ impl Tier1Node {
         &self.visitors[&shard].launch.samples
     }
 
+    /// Whether this is the attention output that its shard waits for.
+    pub fn awaits(&self, attended: &Attended) -> bool {
+        self.visitors.get(&attended.shard).is_some_and(|visitor| {
+            visitor.launch.epoch == attended.epoch && visitor.awaits == Some(attended.layer)
+        })
+    }
+
     /// Takes an event; appends what is to be done. Messages of an abandoned step are dropped.
     pub fn on(&mut self, event: Tier1Event, actions: &mut Vec<Tier1Action>) {
         match event {

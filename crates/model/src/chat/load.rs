@@ -36,7 +36,7 @@ impl ChatTemplate {
         match model.source() {
             Source::Gguf { metadata, .. } => Self::from_gguf(metadata),
             Source::Folder(folder) => Self::from_folder(folder),
-            Source::Dummy => Ok(None),
+            Source::Dummy | Source::Elsewhere => Ok(None),
         }
     }
 

@@ -1,0 +1,105 @@
+//! What dispatcher and workers tell each other besides rows: offers, roles, weights, reports.
+
+use crate::error::ClusterError;
+use crate::layout::Layout;
+use crate::report::NodeReport;
+use glinthawk_flight::{Buffer, Message, Place};
+use glinthawk_model::{ModelConfig, Tensor};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// A control message; what is larger than a few values travels as the message's payload.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Control {
+    /// Worker → dispatcher: what it has.
+    Offer(Offer),
+    /// Dispatcher → worker: what it is to be.
+    Role(Box<Role>),
+    /// Worker → dispatcher: rows of a matrix (or, with no rows, a vector) it has no file for.
+    Fetch {
+        /// The tensor.
+        tensor: Tensor,
+        /// First row and end; `None` for a vector.
+        rows: Option<(usize, usize)>,
+    },
+    /// Dispatcher → worker: what was asked for last, as payload.
+    Fetched,
+    /// Dispatcher → worker: what was asked for last cannot be read.
+    NotFetched(String),
+    /// Worker → Tier-1 node it dialled: "I am your lane", or (`None`) "I am the slice before you".
+    Introduce(Option<u32>),
+    /// Worker → dispatcher: weights loaded, pages there, neighbours connected.
+    Ready,
+    /// Worker → dispatcher: cannot go on, and why.
+    Failed(String),
+    /// Dispatcher → worker: say what you did.
+    Report,
+    /// Worker → dispatcher: the reports of its nodes.
+    Reported(Vec<NodeReport>),
+}
+
+/// What a worker brings.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Offer {
+    /// The tier it wants to be in; `None` leaves it to the dispatcher.
+    pub tier: Option<u8>,
+    /// Its place among the local processes of its tier; `None` where anyone will do.
+    pub place: Option<u32>,
+    /// Kernel threads.
+    pub threads: u32,
+    /// Instruction set, by name.
+    pub isa: String,
+    /// Memory it has for contexts, in bytes.
+    pub memory_bytes: u64,
+    /// Port at which it accepts its neighbours.
+    pub port: u16,
+}
+
+/// What a worker is to be.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Role {
+    /// Its slice.
+    pub slice: usize,
+    /// Its lane on that slice; `None` makes it the slice's Tier-1 node.
+    pub lane: Option<u32>,
+    /// The cluster's shape.
+    pub layout: Layout,
+    /// Pages of every lane.
+    pub lane_pages: Vec<u32>,
+    /// The model's name, to look for on the worker's own disk.
+    pub model: String,
+    /// What the model found there must have.
+    pub fingerprint: [u8; 32],
+    /// The model's shape.
+    pub config: ModelConfig,
+    /// Instruction set of all kernels: results do not depend on who computes them.
+    pub isa: String,
+    /// Whom to dial: the slice's Tier-1 node, or the next slice's.
+    pub dial: Option<String>,
+    /// Artificial link between the tiers.
+    pub link: Link,
+    /// Whether to record a timeline.
+    pub trace: bool,
+}
+
+/// An artificial link between the tiers, both directions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// Every message arrives this much later.
+    pub delay: Duration,
+    /// What the link carries.
+    pub bytes_per_second: Option<u64>,
+}
+
+impl Control {
+    /// The message that says this.
+    pub(crate) fn message(&self, payload: Buffer) -> Message {
+        let bytes = postcard::to_stdvec(self).expect("control messages always encode");
+        Message::control(Place::default(), bytes, payload)
+    }
+
+    /// What a message says.
+    pub(crate) fn read(message: &Message) -> Result<Self, ClusterError> {
+        postcard::from_bytes(message.table()).map_err(|error| ClusterError::Control(error.to_string()))
+    }
+}

@@ -1,0 +1,297 @@
+//! Gathering workers and giving them roles: the dispatcher's side of a cluster's start.
+
+use crate::control::{Control, Link, Offer, Role};
+use crate::error::ClusterError;
+use crate::layout::Layout;
+use crate::net::{Config, Controller, Event, Peer, Token};
+use crate::remote::RemoteFabric;
+use glinthawk_compute::Isa;
+use glinthawk_flight::{Buffer, Pool};
+use glinthawk_model::{Model, Tensor};
+use half::bf16;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Between two looks at the caller's interrupt while nothing happens.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Idle buffers the dispatcher keeps.
+const POOL_BUFFERS: usize = 64;
+
+/// What a cluster is to be.
+pub struct ClusterSpec<'a> {
+    /// Its shape.
+    pub layout: Layout,
+    /// The model.
+    pub model: &'a Model,
+    /// The name by which workers look for it on their own disks.
+    pub model_name: String,
+    /// The best instruction set to use; the weakest of all nodes is used by all.
+    pub isa: Isa,
+    /// Memory for contexts of each attention worker; `None` takes what each offers.
+    pub context_memory_bytes: Option<u64>,
+    /// Artificial link between the tiers.
+    pub link: Link,
+    /// Whether nodes record timelines.
+    pub trace: bool,
+}
+
+/// A dispatcher that listens for workers.
+pub struct Muster {
+    controller: Controller,
+    members: BTreeMap<Peer, Member>,
+}
+
+struct Member {
+    address: IpAddr,
+    offer: Option<Offer>,
+}
+
+/// A running cluster.
+pub struct Mustered {
+    /// Its nodes.
+    pub fabric: RemoteFabric,
+    /// Pages of every lane.
+    pub lane_pages: Vec<u32>,
+    /// Instruction set of all kernels.
+    pub isa: Isa,
+    /// Kernel threads of the first Tier-1 node.
+    pub threads: usize,
+    /// Least memory for contexts of any attention worker, in bytes.
+    pub context_memory_bytes: u64,
+}
+
+impl Muster {
+    /// Listens for workers that have the token; returns the address bound.
+    pub fn listen(address: impl ToSocketAddrs, token: Token) -> Result<(Self, SocketAddr), ClusterError> {
+        let pool = Arc::new(Pool::new(POOL_BUFFERS));
+        let controller = Controller::start(Config::new("dispatcher", token, pool))
+            .map_err(ClusterError::io("cannot start the network thread"))?;
+        let bound = controller.listen(address).map_err(ClusterError::io("cannot listen for workers"))?;
+        Ok((Self { controller, members: BTreeMap::new() }, bound))
+    }
+
+    /// Waits for the layout's workers, gives them their roles, and serves them weights until all
+    /// are ready. `tick` is called now and then with the number that has joined (and `true` once
+    /// they load); its error ends the waiting.
+    pub fn assemble(
+        mut self,
+        spec: &ClusterSpec<'_>,
+        tick: &mut dyn FnMut(usize, bool) -> Result<(), ClusterError>,
+    ) -> Result<Mustered, ClusterError> {
+        let layout = &spec.layout;
+        let layers = spec.model.config().layers;
+        if layout.slices > layers {
+            return Err(ClusterError::Slices { slices: layout.slices, layers });
+        }
+        let needed = layout.slices * (1 + layout.remote_lanes);
+        while self.offers() < needed {
+            tick(self.offers(), false)?;
+            let event = self.controller.recv(TICK);
+            self.gather(event);
+        }
+        let (tier1, tier2) = self.cast(layout)?;
+        let isa = self.common_isa(spec.isa)?;
+        let memory = |peer: &Peer| spec.context_memory_bytes.unwrap_or(self.offer(*peer).memory_bytes);
+        let mut lane_pages = vec![u32::MAX; layout.lanes()];
+        let mut memory_min = u64::MAX;
+        for slice in 0..layout.slices {
+            let own = layout.local_lane.then_some(&tier1[slice]);
+            let lanes = own.into_iter().chain(&tier2[slice]);
+            for (lane, peer) in lanes.enumerate() {
+                let pages = layout.pages(spec.model.config(), slice, memory(peer))?;
+                lane_pages[lane] = lane_pages[lane].min(pages);
+                memory_min = memory_min.min(memory(peer));
+            }
+        }
+        let names = self.send_roles(spec, isa, &lane_pages, &tier1, &tier2)?;
+        let threads = self.offer(tier1[0]).threads as usize;
+        self.serve_until_ready(spec.model, &names, tick)?;
+        let fabric = RemoteFabric::new(self.controller, tier1[0], names);
+        Ok(Mustered { fabric, lane_pages, isa, threads, context_memory_bytes: memory_min })
+    }
+
+    fn offers(&self) -> usize {
+        self.members.values().filter(|member| member.offer.is_some()).count()
+    }
+
+    fn offer(&self, peer: Peer) -> &Offer {
+        self.members[&peer].offer.as_ref().expect("only members with an offer are cast")
+    }
+
+    fn gather(&mut self, event: Option<Event>) {
+        match event {
+            None => {}
+            Some(Event::Joined { peer, address, .. }) => {
+                self.members.insert(peer, Member { address: address.ip(), offer: None });
+            }
+            Some(Event::Lost { peer, reason }) => {
+                self.members.remove(&peer);
+                tracing::warn!(%peer, %reason, "a worker left before the cluster was complete");
+            }
+            Some(Event::Message { peer, message, .. }) => match Control::read(&message) {
+                Ok(Control::Offer(offer)) => {
+                    if let Some(member) = self.members.get_mut(&peer) {
+                        member.offer = Some(offer);
+                    }
+                }
+                Ok(other) => tracing::warn!(%peer, message = ?other, "not an offer"),
+                Err(error) => tracing::warn!(%peer, %error, "not an offer"),
+            },
+        }
+    }
+
+    /// Who is Tier 1, by slice, and who is Tier 2, by slice and lane. Wishes are granted; the rest
+    /// is cast by strength, the strongest for Tier 1.
+    fn cast(&self, layout: &Layout) -> Result<(Vec<Peer>, Vec<Vec<Peer>>), ClusterError> {
+        let (tier1_needed, tier2_needed) = (layout.slices, layout.slices * layout.remote_lanes);
+        let mut cast: [Vec<Peer>; 2] = [Vec::new(), Vec::new()];
+        let mut open: Vec<Peer> = Vec::new();
+        for (&peer, member) in &self.members {
+            match member.offer.as_ref().map(|offer| offer.tier) {
+                Some(Some(tier)) => cast[usize::from(tier != 1)].push(peer),
+                Some(None) => open.push(peer),
+                None => {}
+            }
+        }
+        open.sort_by_key(|peer| {
+            let offer = self.offer(*peer);
+            let rank = offer.isa.parse::<Isa>().unwrap_or(Isa::Portable);
+            std::cmp::Reverse((rank, offer.threads))
+        });
+        let wanted = tier1_needed.saturating_sub(cast[0].len()).min(open.len());
+        let rest = open.split_off(wanted);
+        cast[0].extend(open);
+        cast[1].extend(rest);
+        for peers in &mut cast {
+            peers.sort_by_key(|peer| (self.offer(*peer).place, *peer));
+        }
+        let [tier1, tier2] = cast;
+        if tier1.len() != tier1_needed || tier2.len() != tier2_needed {
+            let (tier1, tier2) = (tier1.len(), tier2.len());
+            return Err(ClusterError::Workers { tier1, tier2, tier1_needed, tier2_needed });
+        }
+        let lanes = layout.remote_lanes.max(1);
+        let mut by_slice: Vec<Vec<Peer>> = tier2.chunks(lanes).map(<[Peer]>::to_vec).collect();
+        by_slice.resize(layout.slices, Vec::new());
+        Ok((tier1, by_slice))
+    }
+
+    /// The instruction set that every worker has: results must not depend on who computes them.
+    fn common_isa(&self, best: Isa) -> Result<Isa, ClusterError> {
+        let mut isa = best;
+        for offer in self.members.values().filter_map(|member| member.offer.as_ref()) {
+            isa = isa.min(offer.isa.parse()?);
+        }
+        Ok(isa)
+    }
+
+    fn send_roles(
+        &self,
+        spec: &ClusterSpec<'_>,
+        isa: Isa,
+        lane_pages: &[u32],
+        tier1: &[Peer],
+        tier2: &[Vec<Peer>],
+    ) -> Result<BTreeMap<Peer, String>, ClusterError> {
+        let address = |peer: Peer| {
+            let member = &self.members[&peer];
+            SocketAddr::new(member.address, self.offer(peer).port).to_string()
+        };
+        let role = |slice: usize, lane: Option<u32>, dial: Option<String>| Role {
+            slice,
+            lane,
+            layout: spec.layout.clone(),
+            lane_pages: lane_pages.to_vec(),
+            model: spec.model_name.clone(),
+            fingerprint: spec.model.fingerprint(),
+            config: spec.model.config().clone(),
+            isa: isa.name().to_owned(),
+            dial,
+            link: spec.link,
+            trace: spec.trace,
+        };
+        let first_remote = u32::from(spec.layout.local_lane);
+        let mut roles = Vec::new();
+        for (slice, &peer) in tier1.iter().enumerate() {
+            let next = tier1.get(slice + 1).map(|next| address(*next));
+            roles.push((peer, format!("tier1-{slice}"), role(slice, None, next)));
+            for (lane, &worker) in (first_remote..).zip(&tier2[slice]) {
+                let name = format!("tier2-{slice}-{lane}");
+                roles.push((worker, name, role(slice, Some(lane), Some(address(peer)))));
+            }
+        }
+        let mut names = BTreeMap::new();
+        for (peer, name, role) in roles {
+            self.controller.send(peer, Control::Role(Box::new(role)).message(Buffer::default()))?;
+            names.insert(peer, name);
+        }
+        Ok(names)
+    }
+
+    fn serve_until_ready(
+        &self,
+        model: &Model,
+        names: &BTreeMap<Peer, String>,
+        tick: &mut dyn FnMut(usize, bool) -> Result<(), ClusterError>,
+    ) -> Result<(), ClusterError> {
+        let mut waiting = names.clone();
+        while !waiting.is_empty() {
+            tick(names.len() - waiting.len(), true)?;
+            match self.controller.recv(TICK) {
+                Some(Event::Message { peer, message, .. }) => match Control::read(&message)? {
+                    Control::Ready => {
+                        waiting.remove(&peer);
+                    }
+                    Control::Fetch { tensor, rows } => self.serve(model, peer, tensor, rows)?,
+                    Control::Failed(reason) => {
+                        return Err(ClusterError::Failed { name: name_of(names, peer), reason });
+                    }
+                    other => return Err(ClusterError::Control(format!("a loading worker said {other:?}"))),
+                },
+                Some(Event::Lost { peer, reason }) if names.contains_key(&peer) => {
+                    let reason = reason.to_string();
+                    return Err(ClusterError::Lost { name: name_of(names, peer), reason });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a worker the part of a tensor it asked for.
+    fn serve(
+        &self,
+        model: &Model,
+        peer: Peer,
+        tensor: Tensor,
+        rows: Option<(usize, usize)>,
+    ) -> Result<(), ClusterError> {
+        let pool = self.controller.pool();
+        let read = match rows {
+            Some((start, end)) => {
+                let (outputs, inputs) = tensor.shape(model.config());
+                let count = end.min(outputs).saturating_sub(start);
+                let mut buffer = pool.take(count * inputs * std::mem::size_of::<bf16>());
+                model.read_rows(tensor, start..end, buffer.bf16_mut()).map(|()| buffer)
+            }
+            None => model.read_vector(tensor).map(|vector| {
+                let mut buffer = pool.take(vector.len() * std::mem::size_of::<f32>());
+                buffer.f32_mut().copy_from_slice(&vector);
+                buffer
+            }),
+        };
+        let message = match read {
+            Ok(buffer) => Control::Fetched.message(buffer),
+            Err(error) => Control::NotFetched(error.to_string()).message(Buffer::default()),
+        };
+        Ok(self.controller.send(peer, message)?)
+    }
+}
+
+/// The name of a peer's role.
+pub(crate) fn name_of(names: &BTreeMap<Peer, String>, peer: Peer) -> String {
+    names.get(&peer).cloned().unwrap_or_else(|| peer.to_string())
+}

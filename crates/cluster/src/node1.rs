@@ -1,0 +1,176 @@
+//! A Tier-1 node on the network: weights here, attention elsewhere (or here too).
+
+use crate::control::Control;
+use crate::error::ClusterError;
+use crate::local::load_slice;
+use crate::net::Peer;
+use crate::node2::attention_worker;
+use crate::tier1::{Outgoing, Tier1Place, Tier1Worker};
+use crate::tier2::Tier2Worker;
+use crate::wire;
+use crate::worker::{Heard, Station};
+use glinthawk_compute::{CpuContext, CpuWeights};
+use glinthawk_flight::{Kind, Message};
+use glinthawk_model::Model;
+use glinthawk_protocol::{Launch, Tier1Node};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long an idle node sleeps at most.
+const IDLE: Duration = Duration::from_secs(1);
+
+struct Node<'a> {
+    station: &'a Station,
+    worker: Tier1Worker<CpuWeights>,
+    /// This node's own lane, where the plan gives it one: lane 0.
+    local: Option<Tier2Worker<CpuContext>>,
+    /// The attention worker of each lane; `None` is this node itself.
+    lanes: Vec<Option<Peer>>,
+    previous: Option<Peer>,
+    next: Option<Peer>,
+}
+
+/// Runs a Tier-1 node to its end.
+pub(crate) fn run(station: &Station, model: &Model) -> Result<(), ClusterError> {
+    let role = &station.role;
+    let layout = &role.layout;
+    let place = Tier1Place::new(layout, role.slice, role.trace);
+    let kernels = load_slice(model, layout, &place, station.isa, &station.threads, &mut |_, _| ())?;
+    let layers = layout.layers(role.config.layers, role.slice).len();
+    let node = Tier1Node::new(layers as u32, layout.rows_max(), layout.merge());
+    let (pool, threads) = (Arc::clone(&station.pool), Arc::clone(&station.threads));
+    let worker = Tier1Worker::new(node, kernels, place, &role.config, pool, threads);
+    let local = layout.local_lane.then(|| attention_worker(station, 0)).transpose()?;
+    station.threads.pin_caller();
+    let next = station.dial_neighbour(None)?;
+    let mut node =
+        Node { station, worker, local, lanes: vec![None; layout.lanes()], previous: None, next };
+    node.meet_neighbours(place.first)?;
+    station.tell_dispatcher(&Control::Ready)?;
+    node.serve()
+}
+
+impl Node<'_> {
+    /// Waits until every lane and the slice before have introduced themselves.
+    fn meet_neighbours(&mut self, first: bool) -> Result<(), ClusterError> {
+        let own = usize::from(self.local.is_some());
+        while self.lanes[own..].iter().any(Option::is_none) || (!first && self.previous.is_none()) {
+            match self.station.hear(IDLE)? {
+                Some(Heard::Message(peer, message, _)) => self.introduce(peer, &message)?,
+                Some(Heard::Over) => return Err(ClusterError::DispatcherLost("it left".to_owned())),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn introduce(&mut self, peer: Peer, message: &Message) -> Result<(), ClusterError> {
+        match Control::read(message)? {
+            Control::Introduce(None) => self.previous = Some(peer),
+            Control::Introduce(Some(lane)) if (lane as usize) < self.lanes.len() => {
+                self.lanes[lane as usize] = Some(peer);
+                self.station.shape(peer);
+            }
+            other => return Err(ClusterError::Control(format!("{peer} introduced itself with {other:?}"))),
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self) -> Result<(), ClusterError> {
+        let mut outgoing = Vec::new();
+        loop {
+            while let Some(heard) = self.station.hear(Duration::ZERO)? {
+                if self.take(heard)? {
+                    return Ok(());
+                }
+            }
+            if self.worker.compute(&mut outgoing) {
+                for outgoing in outgoing.drain(..) {
+                    self.send(outgoing)?;
+                }
+                continue;
+            }
+            if let Some((attended, output)) = self.local.as_mut().and_then(Tier2Worker::compute) {
+                self.worker.attended(attended, output, Instant::now());
+                continue;
+            }
+            if let Some(heard) = self.station.hear(IDLE)?
+                && self.take(heard)?
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    fn send(&mut self, outgoing: Outgoing) -> Result<(), ClusterError> {
+        let controller = &self.station.controller;
+        match outgoing {
+            Outgoing::Attend(attend, qkv) => match (self.lanes[attend.shard.lane as usize], &mut self.local) {
+                (Some(peer), _) => controller.send(peer, wire::attend(&attend, qkv))?,
+                (None, Some(local)) => local.take(attend, qkv, Instant::now())?,
+                (None, None) => unreachable!("every lane that is not local introduced itself"),
+            },
+            Outgoing::Hop(launch, residual) => {
+                let next = self.next.expect("a slice that is not the last dialled the next");
+                controller.send(next, wire::hop(&launch, residual))?;
+            }
+            Outgoing::Home(home) => controller.send(self.station.dispatcher, wire::home(&home))?,
+        }
+        Ok(())
+    }
+
+    /// Takes an event; `true` ends the node.
+    fn take(&mut self, heard: Heard) -> Result<bool, ClusterError> {
+        match heard {
+            Heard::Message(peer, message, arrived) => self.take_message(peer, message, arrived)?,
+            Heard::ReportWanted => {
+                let local = self.local.as_ref().map(Tier2Worker::report);
+                let reports = std::iter::once(self.worker.report()).chain(local);
+                self.station.send_reports(reports.collect())?;
+            }
+            Heard::Over => return Ok(true),
+            Heard::Nothing => {}
+        }
+        Ok(false)
+    }
+
+    fn take_message(&mut self, peer: Peer, message: Message, arrived: Instant) -> Result<(), ClusterError> {
+        let config = &self.station.role.config;
+        let row_bytes = match message.kind() {
+            Kind::Launch if peer == self.station.dispatcher => 0,
+            Kind::Hop if Some(peer) == self.previous => config.hidden * 4,
+            Kind::Attended if self.lanes.contains(&Some(peer)) => config.query_width() * 2,
+            kind => return Err(ClusterError::Control(format!("a Tier-1 node was sent {kind} by {peer}"))),
+        };
+        let (got, needed) = (message.payload().len_bytes(), message.rows() * row_bytes);
+        if got != needed {
+            return Err(ClusterError::Control(format!("{} with {got} bytes, not {needed}", message.kind())));
+        }
+        match message.kind() {
+            Kind::Launch => {
+                let launch = self.checked(wire::read_launch(&message)?)?;
+                self.worker.arrive(launch, None, arrived);
+            }
+            Kind::Hop => {
+                let launch = self.checked(wire::read_launch(&message)?)?;
+                self.worker.arrive(launch, Some(message.into_payload()), arrived);
+            }
+            _ => {
+                let attended = wire::read_attended(&message);
+                self.worker.attended(attended, message.into_payload(), arrived);
+            }
+        }
+        Ok(())
+    }
+
+    /// A launch that fits this node's slab and vocabulary.
+    fn checked(&self, launch: Launch) -> Result<Launch, ClusterError> {
+        let role = &self.station.role;
+        let fits = launch.shard.flight < role.layout.flights
+            && (launch.shard.lane as usize) < role.layout.lanes()
+            && launch.rows.len() <= role.layout.batch as usize
+            && launch.rows.iter().all(|row| (row.token as usize) < role.config.vocab);
+        let wrong = || ClusterError::Control(format!("a launch of {:?} is beyond the layout", launch.shard));
+        if fits { Ok(launch) } else { Err(wrong()) }
+    }
+}

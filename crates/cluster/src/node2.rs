@@ -1,0 +1,87 @@
+//! A Tier-2 node on the network: rows in, attention output back.
+
+use crate::control::Control;
+use crate::error::ClusterError;
+use crate::net::Peer;
+use crate::tier2::Tier2Worker;
+use crate::wire;
+use crate::worker::{Heard, Station};
+use glinthawk_compute::CpuContext;
+use glinthawk_flight::Kind;
+use glinthawk_protocol::Tier2Node;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long an idle node sleeps at most.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// The attention worker of a lane, for a slice's layers.
+pub(crate) fn attention_worker(
+    station: &Station,
+    lane: u32,
+) -> Result<Tier2Worker<CpuContext>, ClusterError> {
+    let role = &station.role;
+    let config = &role.config;
+    let layers = role.layout.layers(config.layers, role.slice).len();
+    let pages = role.lane_pages[lane as usize];
+    let context =
+        CpuContext::new(config, layers, pages as usize, station.isa, Arc::clone(&station.threads))?;
+    let node = Tier2Node::new(role.layout.slots(), pages);
+    let name = format!("tier2-{}-{lane}", role.slice);
+    Ok(Tier2Worker::new(name, node, context, config.query_width(), Arc::clone(&station.pool), role.trace))
+}
+
+/// Runs a Tier-2 node to its end.
+pub(crate) fn run(station: &Station, lane: u32) -> Result<(), ClusterError> {
+    let mut worker = attention_worker(station, lane)?;
+    station.threads.pin_caller();
+    let tier1 = station.dial_neighbour(Some(lane))?.expect("a Tier-2 node has a Tier-1 node to dial");
+    station.shape(tier1);
+    station.tell_dispatcher(&Control::Ready)?;
+    loop {
+        while let Some(heard) = station.hear(Duration::ZERO)? {
+            if take(station, &mut worker, tier1, heard)? {
+                return Ok(());
+            }
+        }
+        match worker.compute() {
+            Some((attended, output)) => {
+                let rows = output.len_bytes() / (2 * station.role.config.query_width());
+                station.controller.send(tier1, wire::attended(&attended, rows, output))?;
+            }
+            None => {
+                if let Some(heard) = station.hear(IDLE)?
+                    && take(station, &mut worker, tier1, heard)?
+                {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// Takes an event; `true` ends the node.
+fn take(
+    station: &Station,
+    worker: &mut Tier2Worker<CpuContext>,
+    tier1: Peer,
+    heard: Heard,
+) -> Result<bool, ClusterError> {
+    match heard {
+        Heard::Message(peer, message, arrived) if peer == tier1 && message.kind() == Kind::Attend => {
+            let needed = message.rows() * station.role.config.qkv_width() * 2;
+            if message.payload().len_bytes() != needed {
+                let got = message.payload().len_bytes();
+                return Err(ClusterError::Control(format!("rows with {got} bytes of q, k, v, not {needed}")));
+            }
+            worker.take(wire::read_attend(&message), message.into_payload(), arrived)?;
+        }
+        Heard::Message(peer, message, _) => {
+            return Err(ClusterError::Control(format!("a Tier-2 node was sent {} by {peer}", message.kind())));
+        }
+        Heard::ReportWanted => station.send_reports(vec![worker.report()])?,
+        Heard::Over => return Ok(true),
+        Heard::Nothing => {}
+    }
+    Ok(false)
+}

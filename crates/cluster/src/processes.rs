@@ -1,0 +1,127 @@
+//! Local worker processes: started, pinned to their share of the cores, their logs relayed, and
+//! ended whatever happens.
+
+use crate::error::ClusterError;
+use crate::layout::Layout;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long workers have to leave by themselves after the dispatcher's goodbye.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The environment variable that holds the cluster's secret.
+pub const TOKEN_VARIABLE: &str = "GLINTHAWK_TOKEN";
+
+/// Worker processes of this machine.
+pub struct Processes {
+    children: Vec<(String, Child)>,
+}
+
+impl Processes {
+    /// Starts the workers of a layout as `executable worker --join ADDRESS …`.
+    pub fn start(
+        executable: &Path,
+        layout: &Layout,
+        address: SocketAddr,
+        token: &str,
+        memory_bytes: u64,
+    ) -> Result<Self, ClusterError> {
+        let tier2 = layout.slices * layout.remote_lanes;
+        let tiers = std::iter::repeat_n(1, layout.slices).chain(std::iter::repeat_n(2, tier2));
+        let shares = core_shares(layout.slices + tier2);
+        let mut processes = Self { children: Vec::new() };
+        let mut places = [0, 0];
+        for (tier, cores) in tiers.zip(shares) {
+            let place = places[tier - 1];
+            places[tier - 1] += 1;
+            let name = format!("tier{tier}-{place}");
+            let cores: Vec<String> = cores.iter().map(ToString::to_string).collect();
+            let mut command = Command::new(executable);
+            command
+                .args(["worker", "--join", &address.to_string(), "--tier", &tier.to_string()])
+                .args(["--place", &place.to_string(), "--cores", &cores.join(",")])
+                .args(["--context-memory", &memory_bytes.to_string()])
+                .env(TOKEN_VARIABLE, token)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                // Ctrl-C is for the dispatcher, which ends its workers in good order.
+                .process_group(0);
+            let mut child = command.spawn().map_err(ClusterError::io(format!("cannot start worker {name}")))?;
+            relay(&name, &mut child);
+            processes.children.push((name, child));
+        }
+        Ok(processes)
+    }
+
+    /// Fails if a worker has ended.
+    pub fn check(&mut self) -> Result<(), ClusterError> {
+        for (name, child) in &mut self.children {
+            let ended = child.try_wait().map_err(ClusterError::io("cannot look after workers"))?;
+            if let Some(status) = ended {
+                return Err(ClusterError::Failed { name: name.clone(), reason: format!("its process ended: {status}") });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Processes {
+    /// Workers leave when the dispatcher does; those that have not are ended.
+    fn drop(&mut self) {
+        let started = Instant::now();
+        for (name, child) in &mut self.children {
+            while started.elapsed() < FAREWELL && matches!(child.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if matches!(child.try_wait(), Ok(None)) {
+                tracing::warn!(worker = name, "did not leave in time and is ended");
+                // It may have ended in between, which is as well.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+}
+
+/// Passes a worker's log on, each line under its name.
+fn relay(name: &str, child: &mut Child) {
+    let Some(stderr) = child.stderr.take() else { return };
+    let name = name.to_owned();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+            eprintln!("[{name}] {line}");
+        }
+    });
+}
+
+/// The cores of each of `count` processes: even shares, or one core each, shared, where there are
+/// more processes than cores.
+fn core_shares(count: usize) -> Vec<Vec<usize>> {
+    let cores = allowed_cores();
+    if count >= cores.len() {
+        return (0..count).map(|index| vec![cores[index % cores.len()]]).collect();
+    }
+    let start = |index: usize| index * cores.len() / count;
+    (0..count).map(|index| cores[start(index)..start(index + 1)].to_vec()).collect()
+}
+
+fn allowed_cores() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None);
+    let allowed = set.map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect());
+    allowed.ok().filter(|cores: &Vec<usize>| !cores.is_empty()).unwrap_or_else(|| vec![0])
+}
+
+/// Keeps this process, and every thread it starts from now on, to these cores.
+pub fn keep_to_cores(cores: &[usize]) -> Result<(), ClusterError> {
+    let mut set = rustix::thread::CpuSet::new();
+    for &core in cores {
+        set.set(core);
+    }
+    rustix::thread::sched_setaffinity(None, &set)
+        .map_err(|error| ClusterError::io(format!("cannot keep to cores {cores:?}"))(error.into()))
+}

@@ -1,0 +1,95 @@
+//! The network fabric, as the dispatcher sees it: launches out, tokens home, nodes that may die.
+
+use crate::control::Control;
+use crate::error::ClusterError;
+use crate::fabric::Fabric;
+use crate::muster::name_of;
+use crate::net::{Controller, Event, Peer};
+use crate::report::NodeReport;
+use crate::wire;
+use glinthawk_flight::{Buffer, Kind};
+use glinthawk_protocol::{Home, Launch};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long one call waits for something to come home.
+const WAIT: Duration = Duration::from_millis(50);
+
+/// How long nodes have to say what they did.
+const REPORT_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Worker processes that have their roles.
+pub struct RemoteFabric {
+    controller: Controller,
+    first: Peer,
+    names: BTreeMap<Peer, String>,
+    /// Came home while reports were waited for.
+    homes: Vec<Home>,
+}
+
+impl RemoteFabric {
+    pub(crate) fn new(controller: Controller, first: Peer, names: BTreeMap<Peer, String>) -> Self {
+        Self { controller, first, names, homes: Vec::new() }
+    }
+
+    /// Takes an event; gives the reports of a worker where it was one.
+    fn take(&mut self, event: Event) -> Result<Option<(Peer, Vec<NodeReport>)>, ClusterError> {
+        match event {
+            Event::Message { message, .. } if message.kind() == Kind::Home => {
+                self.homes.push(wire::read_home(&message)?);
+            }
+            Event::Message { peer, message, .. } => match Control::read(&message)? {
+                Control::Reported(reports) => return Ok(Some((peer, reports))),
+                Control::Failed(reason) => {
+                    return Err(ClusterError::Failed { name: name_of(&self.names, peer), reason });
+                }
+                other => tracing::warn!(%peer, message = ?other, "unexpected message"),
+            },
+            Event::Joined { peer, .. } => tracing::warn!(%peer, "a worker came too late to have a role"),
+            Event::Lost { peer, reason } if self.names.contains_key(&peer) => {
+                return Err(ClusterError::Lost { name: name_of(&self.names, peer), reason: reason.to_string() });
+            }
+            Event::Lost { .. } => {}
+        }
+        Ok(None)
+    }
+}
+
+impl Fabric for RemoteFabric {
+    fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
+        Ok(self.controller.send(self.first, wire::launch(&launch))?)
+    }
+
+    fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
+        let mut wait = if self.homes.is_empty() { WAIT } else { Duration::ZERO };
+        while let Some(event) = self.controller.recv(wait) {
+            self.take(event)?;
+            wait = Duration::ZERO;
+        }
+        homes.append(&mut self.homes);
+        Ok(())
+    }
+
+    fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError> {
+        for &peer in self.names.keys() {
+            self.controller.send(peer, Control::Report.message(Buffer::default()))?;
+        }
+        let mut reports = BTreeMap::new();
+        let started = Instant::now();
+        while reports.len() < self.names.len() {
+            if let Some(event) = self.controller.recv(WAIT)
+                && let Some((peer, report)) = self.take(event)?
+            {
+                reports.insert(peer, report);
+            }
+            if started.elapsed() > REPORT_PATIENCE {
+                let missing = self.names.iter().find(|(peer, _)| !reports.contains_key(peer));
+                let name = missing.map_or_else(String::new, |(_, name)| name.clone());
+                return Err(ClusterError::Lost { name, reason: "it does not report".to_owned() });
+            }
+        }
+        let mut reports: Vec<NodeReport> = reports.into_values().flatten().collect();
+        reports.sort_by(|a, b| (a.tier, &a.name).cmp(&(b.tier, &b.name)));
+        Ok(reports)
+    }
+}
