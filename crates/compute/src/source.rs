@@ -91,11 +91,17 @@ impl LayerVectors {
     }
 }
 
+/// Widest head the kernels cover.
+pub(crate) const HEAD_DIM_MAX: usize = 512;
+
 /// Fails for shapes that no backend covers.
 pub(crate) fn check_shape(config: &ModelConfig) -> Result<(), ComputeError> {
     let refuse = |what: String| Err(ComputeError::Shape { what });
     if config.head_dim == 0 || !config.head_dim.is_multiple_of(16) {
         return refuse(format!("head_dim {} is not a multiple of 16", config.head_dim));
+    }
+    if config.head_dim > HEAD_DIM_MAX {
+        return refuse(format!("head_dim {} exceeds {HEAD_DIM_MAX}", config.head_dim));
     }
     if config.kv_heads == 0 || !config.heads.is_multiple_of(config.kv_heads) {
         return refuse(format!(

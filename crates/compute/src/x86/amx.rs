@@ -8,6 +8,7 @@ use super::product::Chunk;
 use super::tiles::{PANEL, RESULT_TILE, STEP, TILE, TILE_ROWS};
 use half::bf16;
 use std::arch::asm;
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
 /// Bytes between the rows of a tile that lies in one piece.
 const ROW_BYTES: usize = 64;
@@ -69,12 +70,18 @@ struct Loop {
     result: [*mut f32; 4],
     steps: usize,
     accumulate: bool,
+    /// Weights that will be wanted next, fetched a few lines in every step.
+    ahead: *const bf16,
 }
 
 /// Loads result tiles or clears them, runs `$body` for every step, stores the tiles.
+///
+/// One operand is used again by the next loop and should stay in the first-level cache; the other
+/// streams through, loaded by `tileloaddt1`, which leaves that cache alone.
 macro_rules! tile_loop {
-    ($work:expr, [$(($tile:literal, $result:expr)),+], [$($body:literal),+]) => {
-        // SAFETY: the caller's `Loop` points at whole tiles of every step; tiles are configured.
+    ($work:expr, $line_bytes:literal, [$(($tile:literal, $result:expr)),+], [$($body:expr),+ $(,)?]) => {
+        // SAFETY: the caller's `Loop` points at whole tiles of every step; tiles are configured;
+        // prefetches may point anywhere.
         unsafe {
             let work = $work;
             if work.accumulate {
@@ -87,6 +94,7 @@ macro_rules! tile_loop {
                 ".p2align 5",
                 "2:",
                 $($body,)+
+                concat!("add {ahead}, ", $line_bytes),
                 "add {left_0}, 1024",
                 "add {left_1}, 1024",
                 "add {right_0}, 1024",
@@ -97,6 +105,7 @@ macro_rules! tile_loop {
                 left_1 = inout(reg) work.left[1] => _,
                 right_0 = inout(reg) work.right[0] => _,
                 right_1 = inout(reg) work.right[1] => _,
+                ahead = inout(reg) work.ahead => _,
                 steps = inout(reg) work.steps => _,
                 row = in(reg) ROW_BYTES,
                 options(nostack, readonly),
@@ -107,62 +116,123 @@ macro_rules! tile_loop {
     };
 }
 
-unsafe fn two_by_two(work: &Loop) {
-    tile_loop!(
-        work,
-        [("0", 0), ("1", 1), ("2", 2), ("3", 3)],
-        [
-            "tileloadd tmm6, [{right_0} + {row}*1]",
-            "tileloadd tmm4, [{left_0} + {row}*1]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{right_1} + {row}*1]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{left_1} + {row}*1]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7"
-        ]
-    );
+/// Prefetches of lines at the given offsets.
+macro_rules! fetch {
+    ($offsets:literal) => {
+        concat!(".irp offset, ", $offsets, "\nprefetcht1 [{ahead} + \\offset]\n.endr")
+    };
 }
 
-unsafe fn one_by_two(work: &Loop) {
-    tile_loop!(
-        work,
-        [("0", 0), ("1", 1)],
-        [
-            "tileloadd tmm4, [{left_0} + {row}*1]",
-            "tileloadd tmm6, [{right_0} + {row}*1]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{right_1} + {row}*1]",
-            "tdpbf16ps tmm1, tmm4, tmm7"
-        ]
-    );
+/// Makes the loops that fetch a given number of lines ahead in every step, a quarter at a time:
+/// bunched together they would hold up the tiles' own loads.
+macro_rules! tile_loops {
+    ($name:ident, $left:literal, $right:literal, $line_bytes:literal, $a:literal, $b:literal, $c:literal, $d:literal) => {
+        unsafe fn $name(work: &Loop, two_blocks: bool, two_panels: bool) {
+            match (two_blocks, two_panels) {
+                (true, true) => tile_loop!(
+                    work,
+                    $line_bytes,
+                    [("0", 0), ("1", 1), ("2", 2), ("3", 3)],
+                    [
+                        concat!($left, " tmm4, [{left_0} + {row}*1]"),
+                        concat!($right, " tmm6, [{right_0} + {row}*1]"),
+                        fetch!($a),
+                        concat!($right, " tmm7, [{right_1} + {row}*1]"),
+                        "tdpbf16ps tmm0, tmm4, tmm6",
+                        fetch!($b),
+                        "tdpbf16ps tmm1, tmm4, tmm7",
+                        concat!($left, " tmm5, [{left_1} + {row}*1]"),
+                        fetch!($c),
+                        "tdpbf16ps tmm2, tmm5, tmm6",
+                        "tdpbf16ps tmm3, tmm5, tmm7",
+                        fetch!($d),
+                    ]
+                ),
+                (false, true) => tile_loop!(
+                    work,
+                    $line_bytes,
+                    [("0", 0), ("1", 1)],
+                    [
+                        concat!($left, " tmm4, [{left_0} + {row}*1]"),
+                        fetch!($a),
+                        concat!($right, " tmm6, [{right_0} + {row}*1]"),
+                        fetch!($b),
+                        "tdpbf16ps tmm0, tmm4, tmm6",
+                        fetch!($c),
+                        concat!($right, " tmm7, [{right_1} + {row}*1]"),
+                        fetch!($d),
+                        "tdpbf16ps tmm1, tmm4, tmm7",
+                    ]
+                ),
+                (true, false) => tile_loop!(
+                    work,
+                    $line_bytes,
+                    [("0", 0), ("2", 2)],
+                    [
+                        concat!($right, " tmm6, [{right_0} + {row}*1]"),
+                        fetch!($a),
+                        concat!($left, " tmm4, [{left_0} + {row}*1]"),
+                        fetch!($b),
+                        "tdpbf16ps tmm0, tmm4, tmm6",
+                        fetch!($c),
+                        concat!($left, " tmm5, [{left_1} + {row}*1]"),
+                        fetch!($d),
+                        "tdpbf16ps tmm2, tmm5, tmm6",
+                    ]
+                ),
+                (false, false) => tile_loop!(
+                    work,
+                    $line_bytes,
+                    [("0", 0)],
+                    [
+                        concat!($left, " tmm4, [{left_0} + {row}*1]"),
+                        fetch!($a),
+                        fetch!($b),
+                        concat!($right, " tmm6, [{right_0} + {row}*1]"),
+                        fetch!($c),
+                        fetch!($d),
+                        "tdpbf16ps tmm0, tmm4, tmm6",
+                    ]
+                ),
+            }
+        }
+    };
 }
 
-unsafe fn two_by_one(work: &Loop) {
-    tile_loop!(
-        work,
-        [("0", 0), ("2", 2)],
-        [
-            "tileloadd tmm6, [{right_0} + {row}*1]",
-            "tileloadd tmm4, [{left_0} + {row}*1]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm5, [{left_1} + {row}*1]",
-            "tdpbf16ps tmm2, tmm5, tmm6"
-        ]
-    );
-}
+tile_loops!(stream_rows_ahead_4, "tileloaddt1", "tileloadd", "256", "0", "64", "128", "192");
+tile_loops!(
+    stream_rows_ahead_8,
+    "tileloaddt1",
+    "tileloadd",
+    "512",
+    "0,64",
+    "128,192",
+    "256,320",
+    "384,448"
+);
+tile_loops!(
+    stream_rows_ahead_16,
+    "tileloaddt1",
+    "tileloadd",
+    "1024",
+    "0,64,128,192",
+    "256,320,384,448",
+    "512,576,640,704",
+    "768,832,896,960"
+);
+tile_loops!(
+    stream_weights_ahead_32,
+    "tileloadd",
+    "tileloaddt1",
+    "2048",
+    "0,64,128,192,256,320,384,448",
+    "512,576,640,704,768,832,896,960",
+    "1024,1088,1152,1216,1280,1344,1408,1472",
+    "1536,1600,1664,1728,1792,1856,1920,1984"
+);
 
-unsafe fn one_by_one(work: &Loop) {
-    tile_loop!(
-        work,
-        [("0", 0)],
-        [
-            "tileloadd tmm4, [{left_0} + {row}*1]",
-            "tileloadd tmm6, [{right_0} + {row}*1]",
-            "tdpbf16ps tmm0, tmm4, tmm6"
-        ]
-    );
-}
+/// Lines of a pair of panels in one step.
+const PAIR_LINES: usize = 32;
 
 /// Multiplies one chunk of a product.
 ///
@@ -171,18 +241,27 @@ unsafe fn one_by_one(work: &Loop) {
 /// backed by whole row blocks.
 pub(super) unsafe fn multiply(chunk: &Chunk) {
     let blocks = chunk.rows.div_ceil(TILE_ROWS);
+    // A pair of panels is fetched while the pair before it meets all rows.
+    let (lines, run): (usize, unsafe fn(&Loop, bool, bool)) =
+        match PAIR_LINES.div_ceil(chunk.ahead.pairs) {
+            0..=4 => (4, stream_rows_ahead_4),
+            5..=8 => (8, stream_rows_ahead_8),
+            9..=16 => (16, stream_rows_ahead_16),
+            _ => (32, stream_weights_ahead_32),
+        };
     for panel in (0..chunk.panels).step_by(2) {
         for block in (0..blocks).step_by(2) {
             let (two_blocks, two_panels) = (block + 1 < blocks, panel + 1 < chunk.panels);
             // Where there is no second block or panel, its pointer repeats the first and is not read.
-            let second = |first: usize, is: bool| first + usize::from(is);
+            let (block_1, panel_1) =
+                (block + usize::from(two_blocks), panel + usize::from(two_panels));
             // SAFETY: blocks and panels inside the chunk, as promised by the caller.
             unsafe {
                 let left = |block| chunk.left.add(block * chunk.left_block);
                 let right = |panel| chunk.right.add(panel * chunk.right_panel);
-                let result =
-                    |block, panel| chunk.result.add((block * chunk.panels + panel) * RESULT_TILE);
-                let (block_1, panel_1) = (second(block, two_blocks), second(panel, two_panels));
+                let result = |block, panel| {
+                    chunk.result.wrapping_add((block * chunk.panels + panel) * RESULT_TILE)
+                };
                 let work = Loop {
                     left: [left(block), left(block_1)],
                     right: [right(panel), right(panel_1)],
@@ -194,14 +273,32 @@ pub(super) unsafe fn multiply(chunk: &Chunk) {
                     ],
                     steps: chunk.steps,
                     accumulate: chunk.accumulate,
+                    ahead: chunk.ahead(
+                        panel + 2,
+                        (chunk.ahead.pair + block / 2) * lines * chunk.steps * LINE,
+                    ),
                 };
-                match (two_blocks, two_panels) {
-                    (true, true) => two_by_two(&work),
-                    (false, true) => one_by_two(&work),
-                    (true, false) => two_by_one(&work),
-                    (false, false) => one_by_one(&work),
+                if chunk.accumulate {
+                    let (block, panel) =
+                        if block + 2 < blocks { (block + 2, panel) } else { (0, panel + 2) };
+                    prefetch_results(result(block, panel), chunk.panels);
                 }
+                run(&work, two_blocks, two_panels);
             }
+        }
+    }
+}
+
+/// Values of a cache line.
+const LINE: usize = 32;
+
+/// Fetches the results that the next loop goes on from: it cannot begin without them.
+fn prefetch_results(first: *mut f32, panels: usize) {
+    for block in 0..2 {
+        let tiles = first.wrapping_add(block * panels * RESULT_TILE);
+        for line in 0..2 * RESULT_TILE * size_of::<f32>() / ROW_BYTES {
+            // SAFETY: a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(tiles.wrapping_add(line * LINE / 2).cast()) };
         }
     }
 }

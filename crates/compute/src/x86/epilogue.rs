@@ -2,17 +2,13 @@
 
 use super::for_each_isa;
 use super::functions::silu;
-use super::lanes::{LANES, Lanes};
-use super::norm::sum_of_squares;
+use super::lanes::Lanes;
 use super::product::Block;
 use super::tiles::{PANEL, RowsMut};
 use crate::memory::SharedMut;
 use crate::rope::{Rope, rotate};
+use crate::source::HEAD_DIM_MAX;
 use half::bf16;
-use std::mem::MaybeUninit;
-
-/// Widest head the kernels cover.
-pub(crate) const HEAD_DIM_MAX: usize = 512;
 
 /// slab[row] += result
 pub(super) struct AddResidual<'a> {
@@ -91,68 +87,99 @@ pub(super) struct FinishQkv<'a> {
 unsafe fn finish_qkv_lanes<L: Lanes>(block: &Block<'_>, finish: &FinishQkv<'_>) {
     let head_panels = finish.head_dim / PANEL;
     assert!(block.panels.start.is_multiple_of(head_panels), "heads stay together");
-    let mut head_values = MaybeUninit::<[f32; HEAD_DIM_MAX]>::uninit();
     for row in block.rows.clone() {
-        let target = finish.targets[row];
-        for first_panel in block.panels.clone().step_by(head_panels) {
-            // SAFETY: `head_dim` values are written before they are read; the target row has room
-            // for all heads, and no other block has this one.
-            unsafe {
-                let values = head_values.as_mut_ptr().cast::<f32>();
-                for index in 0..head_panels {
-                    let mut value = L::load(block.at(row, first_panel + index));
-                    if let Some(bias) = finish.bias {
-                        value = value
-                            .add(L::load(bias[(first_panel + index) * PANEL..][..PANEL].as_ptr()));
-                    }
-                    value.store(values.add(index * PANEL));
-                }
-                let values = std::slice::from_raw_parts_mut(values, finish.head_dim);
-                finish_head::<L>(values, first_panel / head_panels, target.position, finish);
-                for index in 0..head_panels {
-                    let into = target.values.add((first_panel + index) * PANEL);
-                    L::load(values[index * PANEL..].as_ptr()).store_bf16(into);
-                }
-            }
+        for first in block.panels.clone().step_by(head_panels) {
+            let head = Head { block, row, first, finish };
+            // SAFETY: sixteen results lie in every panel; the target row has room for all heads,
+            // and no other block has this one.
+            unsafe { head.finish::<L>(first / head_panels) };
         }
     }
 }
 
-/// Norm and rotation of one head; values pass as they are.
-#[inline(always)]
-unsafe fn finish_head<L: Lanes>(
-    values: &mut [f32],
-    head: usize,
-    position: u32,
-    finish: &FinishQkv<'_>,
-) {
-    if head >= finish.heads + finish.kv_heads {
-        return;
-    }
-    // SAFETY: `head_dim` values, a multiple of 16; weights and angles as wide as the head.
-    unsafe {
-        if let Some(norms) = finish.head_norms {
-            let weights = &norms[usize::from(head >= finish.heads)];
-            let mean = sum_of_squares::<L>(values.as_ptr(), values.len()) / values.len() as f32;
-            let scale = L::splat(1.0 / (mean + finish.epsilon).sqrt());
-            for (values, weights) in values.chunks_exact_mut(LANES).zip(weights.chunks_exact(LANES))
-            {
-                let normed =
-                    L::load(values.as_ptr()).multiply(scale).multiply(L::load(weights.as_ptr()));
-                normed.store(values.as_mut_ptr());
+/// One head of one row.
+struct Head<'a> {
+    block: &'a Block<'a>,
+    row: usize,
+    /// Its first panel.
+    first: usize,
+    finish: &'a FinishQkv<'a>,
+}
+
+impl Head<'_> {
+    #[inline(always)]
+    unsafe fn finish<L: Lanes>(&self, head: usize) {
+        let finish = self.finish;
+        let panels = finish.head_dim / PANEL;
+        let target = finish.targets[self.row];
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let into = |panel: usize| target.values.add((self.first + panel) * PANEL);
+            if head >= finish.heads + finish.kv_heads {
+                for panel in 0..panels {
+                    self.biased::<L>(panel).store_bf16(into(panel));
+                }
+                return;
+            }
+            let norm = finish
+                .head_norms
+                .map(|norms| (&norms[usize::from(head >= finish.heads)], self.scale::<L>()));
+            let value = |panel: usize| {
+                let value = self.biased::<L>(panel);
+                norm.map_or(value, |(weights, scale)| {
+                    value
+                        .multiply(scale)
+                        .multiply(L::load(weights[panel * PANEL..][..PANEL].as_ptr()))
+                })
+            };
+            let (cosines, sines) = finish.rope.at(target.position);
+            if panels.is_multiple_of(2) {
+                let half = panels / 2;
+                for panel in 0..half {
+                    let (a, b) = (value(panel), value(half + panel));
+                    let cosine = L::load(cosines[panel * PANEL..][..PANEL].as_ptr());
+                    let sine = L::load(sines[panel * PANEL..][..PANEL].as_ptr());
+                    a.multiply(cosine).subtract(b.multiply(sine)).store_bf16(into(panel));
+                    b.multiply(cosine).add(a.multiply(sine)).store_bf16(into(half + panel));
+                }
+                return;
+            }
+            // Pairs straddle vectors where half a head is not a whole number of them.
+            let mut values = [0.0; HEAD_DIM_MAX];
+            for (panel, values) in values.chunks_exact_mut(PANEL).enumerate().take(panels) {
+                value(panel).store(values.as_mut_ptr());
+            }
+            rotate(&mut values[..finish.head_dim], (cosines, sines));
+            for (panel, values) in values.chunks_exact(PANEL).enumerate().take(panels) {
+                L::load(values.as_ptr()).store_bf16(into(panel));
             }
         }
-        let angles = finish.rope.at(position);
-        if !angles.0.len().is_multiple_of(LANES) {
-            return rotate(values, angles);
+    }
+
+    /// Results of one panel, bias added.
+    #[inline(always)]
+    unsafe fn biased<L: Lanes>(&self, panel: usize) -> L {
+        let panel = self.first + panel;
+        // SAFETY: sixteen results, sixteen biases.
+        unsafe {
+            let value = L::load(self.block.at(self.row, panel));
+            self.finish
+                .bias
+                .map_or(value, |bias| value.add(L::load(bias[panel * PANEL..][..PANEL].as_ptr())))
         }
-        let (low, high) = values.split_at_mut(angles.0.len());
-        for start in (0..low.len()).step_by(LANES) {
-            let (cosine, sine) =
-                (L::load(angles.0[start..].as_ptr()), L::load(angles.1[start..].as_ptr()));
-            let (a, b) = (L::load(low[start..].as_ptr()), L::load(high[start..].as_ptr()));
-            a.multiply(cosine).subtract(b.multiply(sine)).store(low[start..].as_mut_ptr());
-            b.multiply(cosine).add(a.multiply(sine)).store(high[start..].as_mut_ptr());
+    }
+
+    /// 1 / √(mean x² + ε) over the head.
+    #[inline(always)]
+    unsafe fn scale<L: Lanes>(&self) -> L {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let mut sum = L::splat(0.0);
+            for panel in 0..self.finish.head_dim / PANEL {
+                let value = self.biased::<L>(panel);
+                sum = value.multiply_add(value, sum);
+            }
+            L::splat(1.0 / (sum.sum() / self.finish.head_dim as f32 + self.finish.epsilon).sqrt())
         }
     }
 }
@@ -194,7 +221,7 @@ impl Best {
     }
 }
 
-/// The likeliest tokens of a block's rows into `bests`, (blocks, rows).
+/// The likeliest tokens of a block's rows into `bests`, (tasks, rows).
 pub(super) struct FindBest<'a> {
     pub(super) bests: SharedMut<'a, Best>,
     pub(super) rows: usize,
@@ -228,7 +255,8 @@ unsafe fn find_best_lanes<L: Lanes>(block: &Block<'_>, find: &FindBest<'_>) {
                     best = best.or(Best { logit, token });
                 }
             }
-            find.bests.part(block.index * find.rows + row, 1)[0] = best;
+            let known = &mut find.bests.part(block.index * find.rows + row, 1)[0];
+            *known = known.or(best);
         }
     }
 }

@@ -38,7 +38,7 @@ pub(super) trait Lanes: Copy {
     unsafe fn if_greater(self, other: Self, then: Self, otherwise: Self) -> Self;
     /// self · 2^n, where `shifted` is n + 1.5 · 2^23.
     unsafe fn scale_by_power(self, shifted: Self) -> Self;
-    /// A first guess at 1 / self, within an eighth of it, by arithmetic on its bits.
+    /// A first guess at 1 / self, within 1/19 of it, by arithmetic on its bits.
     unsafe fn guess_reciprocal(self) -> Self;
 
     /// Sixteen pairs, 64 bytes.
@@ -148,7 +148,7 @@ macro_rules! zmm_common {
     };
 }
 
-/// Subtracting a positive float's bits from this gives those of its reciprocal, within an eighth.
+/// Subtracting a positive float's bits from this gives those of its reciprocal, within 1/19.
 const RECIPROCAL_MAGIC: i32 = 0x7ef3_11c7;
 const HIGH_HALF: i32 = 0xffff_0000_u32 as i32;
 

@@ -10,7 +10,7 @@ const SUMS: usize = 4;
 
 /// Σ x², for a width that is a multiple of 16.
 #[inline(always)]
-pub(super) unsafe fn sum_of_squares<L: Lanes>(values: *const f32, width: usize) -> f32 {
+unsafe fn sum_of_squares<L: Lanes>(values: *const f32, width: usize) -> f32 {
     // SAFETY: `width` values lie there, as promised by the caller.
     unsafe {
         let mut sums = [L::splat(0.0); SUMS];

@@ -6,7 +6,7 @@
 
 use super::amx::{self, Tiles};
 use super::pack::Panels;
-use super::tiles::{RESULT_TILE, Rows, STEP, TILE, TILE_ROWS};
+use super::tiles::{PANEL, RESULT_TILE, Rows, TILE, TILE_ROWS};
 use super::vector;
 use crate::memory::{Memory, SharedMut};
 use crate::{ComputeError, Isa, Threads};
@@ -14,14 +14,20 @@ use half::bf16;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Rows multiplied before the weights are read again.
-const ROWS_MAX: usize = 512;
+/// Steps of k for which a pair of panels stays in the first-level cache (40 KiB of 48).
+const STEPS_IN_CACHE: usize = 20;
+/// Rows of one pair of row blocks: with no more, weights are used once and need not stay anywhere.
+const ROWS_OF_PAIR: usize = 2 * TILE_ROWS;
+/// Steps of k at a time where weights are used once: a pair of panels is fetched ahead of its use
+/// and must fit the second-level cache (256 KiB of 2 MiB).
+const STEPS_ONCE: usize = 128;
+/// Bytes of the left operand that stay in the second-level cache where k is one piece.
+const LEFT_BYTES: usize = 640 << 10;
+/// Rows at a time where k is in pieces: the left operand's piece, the one after, and the results
+/// share the second-level cache.
+const ROWS_IN_PIECES: usize = 256;
 /// Values of a thread's block of results: half a MiB, a quarter of its second-level cache.
 const RESULTS_MAX: usize = 128 << 10;
-/// Values of the left operand used between two reads of it: another quarter.
-const LEFT_MAX: usize = 256 << 10;
-/// Steps of k in a piece, at least: fewer would spend too much on storing and loading results.
-const STEPS_MIN: usize = 16;
 /// Blocks for each thread, where there is enough to share: the last to finish is waited for.
 const BLOCKS_PER_THREAD: usize = 4;
 
@@ -41,6 +47,35 @@ pub(super) struct Chunk {
     pub(super) result: *mut f32,
     /// Whether sums go on from what `result` holds, or start at zero.
     pub(super) accumulate: bool,
+    /// What will be wanted soon, for those who fetch ahead.
+    pub(super) ahead: Ahead,
+}
+
+/// What the innermost loops may fetch ahead. Pointers may lie past their operands' ends: nobody
+/// reads through them.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    /// Weights wanted after the chunk's last pair of panels, laid out as the chunk's own.
+    pub(super) right: *const bf16,
+    /// Pairs of row blocks that meet the chunk's weights, and which of them is the chunk's first.
+    pub(super) pairs: usize,
+    pub(super) pair: usize,
+}
+
+impl Chunk {
+    /// Where to fetch a pair of panels from, `offset` values into the pair; past its end, somewhere
+    /// that is at hand already.
+    pub(super) fn ahead(&self, panel: usize, offset: usize) -> *const bf16 {
+        let values = self.steps * TILE;
+        if offset >= 2 * values {
+            return self.right;
+        }
+        let offset = if offset < values { offset } else { offset - values + self.right_panel };
+        if panel < self.panels {
+            return self.right.wrapping_add(panel * self.right_panel + offset);
+        }
+        self.ahead.right.wrapping_add(offset)
+    }
 }
 
 /// A finished block of results.
@@ -49,7 +84,7 @@ pub(super) struct Block<'a> {
     pub(super) rows: Range<usize>,
     /// Panels of the weights.
     pub(super) panels: Range<usize>,
-    /// The block's number among those with the same rows.
+    /// The task's number among those with the same rows.
     pub(super) index: usize,
     /// [row block][panel][16 rows][16 outputs]
     values: &'a [f32],
@@ -61,37 +96,44 @@ impl Block<'_> {
     pub(super) fn at(&self, row: usize, panel: usize) -> *const f32 {
         let (row, panel) = (row - self.rows.start, panel - self.panels.start);
         let tile = row / TILE_ROWS * self.panels.len() + panel;
-        self.values[tile * RESULT_TILE + row % TILE_ROWS * 16..][..16].as_ptr()
+        self.values[tile * RESULT_TILE + row % TILE_ROWS * PANEL..][..PANEL].as_ptr()
     }
 }
 
-/// How products are run: the instruction set, the threads, and each thread's block of results.
-pub(super) struct Multiplier {
-    pub(super) isa: Isa,
-    results: Vec<Memory<f32>>,
-}
-
-/// How the panels of a product are shared out.
+/// How a product is cut into tasks, and a task into chunks.
 pub(super) struct Blocking {
+    /// Rows of a task.
     rows: usize,
+    /// Steps of a piece of k.
     steps: usize,
-    /// Blocks of panels for each range of rows.
-    pub(super) blocks: usize,
+    /// Whether k is one piece: then results need no place to wait for the next.
+    whole: bool,
+    /// Panels that stay together, and how many such units there are.
     unit: usize,
     units: usize,
+    /// Tasks for each range of rows.
+    pub(super) blocks: usize,
 }
 
 impl Blocking {
-    /// `unit` panels stay together.
+    /// For `rows` rows; `unit` panels stay together.
     pub(super) fn new(rows: usize, weights: &Panels, unit: usize, threads: usize) -> Self {
+        let once = rows <= ROWS_OF_PAIR;
+        let pieces = weights.steps().div_ceil(if once { STEPS_ONCE } else { STEPS_IN_CACHE });
+        let whole = pieces == 1;
+        let rows_max =
+            if whole { LEFT_BYTES / (weights.steps() * TILE_ROWS) / 4 } else { ROWS_IN_PIECES };
+        let rows_max = (rows_max / ROWS_OF_PAIR).max(1) * ROWS_OF_PAIR;
+        // Even ranges, rather than a last one of few rows.
+        let rows = rows
+            .div_ceil(rows.div_ceil(rows_max).max(1))
+            .next_multiple_of(ROWS_OF_PAIR)
+            .max(ROWS_OF_PAIR);
         let units = weights.panels().div_ceil(unit);
-        let padded = rows.min(ROWS_MAX).next_multiple_of(TILE_ROWS).max(TILE_ROWS);
-        let units_max = (RESULTS_MAX / padded / 16 / unit).max(1);
-        let blocks_min = units.div_ceil(units_max);
-        let blocks =
-            blocks_min.max(threads * BLOCKS_PER_THREAD).next_multiple_of(threads).min(units).max(1);
-        let steps = (LEFT_MAX / padded / STEP).max(STEPS_MIN);
-        Self { rows: ROWS_MAX, steps, blocks, unit, units }
+        let units_max = if whole { units } else { (RESULTS_MAX / rows / PANEL / unit).max(1) };
+        let blocks = units.div_ceil(units_max).max(threads * BLOCKS_PER_THREAD);
+        let blocks = blocks.next_multiple_of(threads).min(units).max(1);
+        Self { rows, steps: weights.steps().div_ceil(pieces), whole, unit, units, blocks }
     }
 
     fn panels(&self, block: usize, panels: usize) -> Range<usize> {
@@ -100,17 +142,31 @@ impl Blocking {
     }
 }
 
+/// How products are run: the instruction set, and each thread's block of results.
+pub(super) struct Multiplier {
+    pub(super) isa: Isa,
+    results: Vec<Memory<f32>>,
+    /// Tasks taken from each thread's share.
+    taken: Vec<Taken>,
+}
+
+/// A counter with a cache line of its own.
+#[repr(align(128))]
+struct Taken(AtomicUsize);
+
 impl Multiplier {
     /// Room for products with units of up to `unit_max` panels.
     pub(super) fn new(isa: Isa, threads: usize, unit_max: usize) -> Result<Self, ComputeError> {
-        let room = RESULTS_MAX.max(ROWS_MAX * 16 * unit_max);
+        let rows_max = LEFT_BYTES / TILE_ROWS / 4;
+        let room = RESULTS_MAX.max(rows_max * PANEL * unit_max);
         let results: Result<_, _> =
             (0..threads).map(|_| Memory::zeroed("product results", room)).collect();
-        Ok(Self { isa, results: results? })
+        let taken = (0..threads).map(|_| Taken(AtomicUsize::new(0))).collect();
+        Ok(Self { isa, results: results?, taken })
     }
 
-    /// Multiplies `rows` rows with all panels; `epilogue` sees each finished block once, on the
-    /// thread that made it.
+    /// Multiplies `rows` rows with all panels; `epilogue` sees every result once, in blocks, on the
+    /// thread that made them.
     pub(super) fn run(
         &mut self,
         threads: &Threads,
@@ -121,81 +177,128 @@ impl Multiplier {
         epilogue: impl Fn(&Block<'_>) + Sync,
     ) {
         assert_eq!(left.steps, weights.steps(), "steps of the left operand and of the weights");
-        let row_blocks = rows.div_ceil(blocking.rows);
-        let tasks = row_blocks * blocking.blocks;
-        let next = AtomicUsize::new(0);
-        let isa = self.isa;
+        let row_ranges = rows.div_ceil(blocking.rows);
+        let tasks = row_ranges * blocking.blocks;
+        for taken in &mut self.taken {
+            *taken.0.get_mut() = 0;
+        }
+        let (isa, taken) = (self.isa, &self.taken);
         let results = SharedMut::new(&mut self.results);
-        threads.run(|thread, _| {
+        threads.run(|thread, count| {
             // SAFETY: each thread has a result block of its own.
             let [results] = (unsafe { results.part(thread, 1) }) else {
                 unreachable!("one was asked for")
             };
             // SAFETY: the constructor's caller made sure that the machine has the instruction set.
             let _tiles = (isa == Isa::Amx).then(|| unsafe { Tiles::whole() });
-            loop {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task >= tasks {
-                    return;
+            // Its own share of the tasks in order, so that what follows can be fetched ahead; then
+            // what others have left.
+            for owner in (thread..count).chain(0..thread) {
+                let share = owner * tasks / count..(owner + 1) * tasks / count;
+                loop {
+                    let number = share.start + taken[owner].0.fetch_add(1, Ordering::Relaxed);
+                    if number >= share.end {
+                        break;
+                    }
+                    // Row ranges innermost: the next one finds the weights in a cache.
+                    let (block, range) = (number / row_ranges, number % row_ranges);
+                    let start = range * blocking.rows;
+                    let task = Task {
+                        rows: start..(start + blocking.rows).min(rows),
+                        panels: blocking.panels(block, weights.panels()),
+                        index: block,
+                        isa,
+                        left,
+                        weights,
+                        blocking,
+                    };
+                    task.run(results, &epilogue);
                 }
-                // Row blocks innermost: the next one finds the weights in a cache.
-                let (block, row_block) = (task / row_blocks, task % row_blocks);
-                let start = row_block * blocking.rows;
-                let task = Task {
-                    rows: start..(start + blocking.rows).min(rows),
-                    panels: blocking.panels(block, weights.panels()),
-                    index: block,
-                    steps: blocking.steps,
-                };
-                task.multiply(isa, left, weights, results);
-                epilogue(&Block {
-                    rows: task.rows,
-                    panels: task.panels,
-                    index: task.index,
-                    values: results,
-                });
             }
         });
     }
 }
 
 /// One block of results to be made.
-struct Task {
+struct Task<'a> {
     rows: Range<usize>,
     panels: Range<usize>,
     index: usize,
-    steps: usize,
+    isa: Isa,
+    left: Rows,
+    weights: &'a Panels,
+    blocking: &'a Blocking,
 }
 
-impl Task {
-    fn multiply(&self, isa: Isa, left: Rows, weights: &Panels, results: &mut [f32]) {
-        let needed = self.rows.len().div_ceil(TILE_ROWS) * self.panels.len() * RESULT_TILE;
-        assert!(needed <= results.len(), "{needed} results in a block of {}", results.len());
+impl Task<'_> {
+    fn run(&self, results: &mut [f32], epilogue: &impl Fn(&Block<'_>)) {
         if self.panels.is_empty() {
             return;
         }
-        for start in (0..left.steps).step_by(self.steps) {
-            let chunk = Chunk {
-                // SAFETY: tiles inside the left operand; whoever made it has room for all rows.
-                left: unsafe {
-                    left.pointer.add((self.rows.start / TILE_ROWS * left.steps + start) * TILE)
-                },
-                left_block: left.steps * TILE,
-                rows: self.rows.len(),
-                // SAFETY: `panel` checks the panel; `start` is below its steps.
-                right: unsafe { weights.panel(self.panels.start).add(start * TILE) },
-                right_panel: weights.steps() * TILE,
-                panels: self.panels.len(),
-                steps: (left.steps - start).min(self.steps),
-                result: results.as_mut_ptr(),
-                accumulate: start > 0,
-            };
-            // SAFETY: the chunk lies inside its operands, and the machine has the instruction set.
-            unsafe {
-                match isa {
-                    Isa::Amx => amx::multiply(&chunk),
-                    _ => vector::multiply(isa, &chunk),
-                }
+        if !self.blocking.whole {
+            for start in (0..self.left.steps).step_by(self.blocking.steps) {
+                self.multiply(&self.rows, &self.panels, start, results);
+            }
+            epilogue(&self.block(self.rows.clone(), self.panels.clone(), results));
+            return;
+        }
+        // Results go to the epilogue while they are in the first-level cache, where the unit allows.
+        let unit = self.blocking.unit.max(2);
+        let rows = if unit > 2 { self.rows.len() } else { ROWS_OF_PAIR };
+        for panel in self.panels.clone().step_by(unit) {
+            let panels = panel..(panel + unit).min(self.panels.end);
+            for row in self.rows.clone().step_by(rows) {
+                let rows = row..(row + rows).min(self.rows.end);
+                self.multiply(&rows, &panels, 0, results);
+                epilogue(&self.block(rows, panels.clone(), results));
+            }
+        }
+    }
+
+    fn block<'a>(&self, rows: Range<usize>, panels: Range<usize>, values: &'a [f32]) -> Block<'a> {
+        Block { rows, panels, index: self.index, values }
+    }
+
+    /// Multiplies some rows, some panels and one piece of k.
+    fn multiply(
+        &self,
+        rows: &Range<usize>,
+        panels: &Range<usize>,
+        start: usize,
+        results: &mut [f32],
+    ) {
+        let (left, weights) = (self.left, self.weights);
+        let needed = rows.len().div_ceil(TILE_ROWS) * panels.len() * RESULT_TILE;
+        assert!(needed <= results.len(), "{needed} results in a block of {}", results.len());
+        let steps = (left.steps - start).min(self.blocking.steps);
+        let right_panel = weights.steps() * TILE;
+        let first = weights.panel(self.panels.start);
+        // After these panels come the next ones, or the next piece of the task's first.
+        let right = if start + steps < left.steps {
+            first.wrapping_add((start + steps) * TILE)
+        } else {
+            first.wrapping_add((panels.end - self.panels.start) * right_panel)
+        };
+        let pair = (rows.start - self.rows.start) / ROWS_OF_PAIR;
+        let chunk = Chunk {
+            // SAFETY: tiles inside the left operand; whoever made it has room for all rows.
+            left: unsafe { left.pointer.add((rows.start / TILE_ROWS * left.steps + start) * TILE) },
+            left_block: left.steps * TILE,
+            rows: rows.len(),
+            // SAFETY: `panel` checks the panel; `start` is below its steps.
+            right: unsafe { weights.panel(panels.start).add(start * TILE) },
+            right_panel,
+            panels: panels.len(),
+            steps,
+            result: results.as_mut_ptr(),
+            accumulate: start > 0,
+            ahead: Ahead { right, pairs: self.rows.len().div_ceil(ROWS_OF_PAIR), pair },
+        };
+        // SAFETY: the chunk lies inside its operands, and the machine has the instruction set.
+        unsafe {
+            match self.isa {
+                Isa::Amx => amx::multiply(&chunk),
+                _ => vector::multiply(self.isa, &chunk),
             }
         }
     }
