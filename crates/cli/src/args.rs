@@ -111,8 +111,10 @@ pub enum MergeArg {
 
 /// Options of `worker`.
 #[derive(Args)]
-#[command(after_help = "The cluster's secret is taken from the environment variable GLINTHAWK_TOKEN, \
-                        the same on the dispatcher and on every worker.")]
+#[command(
+    after_help = "The cluster's secret is taken from the environment variable GLINTHAWK_TOKEN, \
+                        the same on the dispatcher and on every worker."
+)]
 pub struct WorkerArgs {
     /// The dispatcher's address, such as 10.0.0.1:7070
     #[arg(long, value_name = "ADDR")]

@@ -87,10 +87,13 @@ impl MusterBar {
     /// Begins to wait for `workers` workers; says where, if they come from elsewhere.
     pub fn new(workers: usize, address: SocketAddr, from_elsewhere: bool) -> Self {
         if from_elsewhere {
-            eprintln!("waiting at {address} for {workers} workers: glinthawk worker --join {address}");
+            say(format_args!(
+                "waiting at {address} for {workers} workers: glinthawk worker --join {address}"
+            ));
         }
         let style = ProgressStyle::with_template("{msg} {pos} of {len}").expect("a valid template");
-        let bar = ProgressBar::new(workers as u64).with_style(style).with_message("workers joined:");
+        let bar =
+            ProgressBar::new(workers as u64).with_style(style).with_message("workers joined:");
         Self { bar, loading: false }
     }
 
@@ -111,6 +114,7 @@ impl MusterBar {
 
 /// Progress of a job.
 pub struct JobProgress {
+    place: Place,
     bar: ProgressBar,
     started: Instant,
     shown: Instant,
@@ -118,52 +122,69 @@ pub struct JobProgress {
     resumed: Option<u64>,
 }
 
+/// Where a job's progress is shown.
+#[derive(PartialEq)]
+enum Place {
+    Bar,
+    PlainLines,
+    /// The results scroll by on the same terminal.
+    Nowhere,
+}
+
 impl JobProgress {
-    /// Begins to show a job.
-    pub fn new() -> Self {
-        let template = "{wide_bar} {pos}/{len} lines, {msg}";
-        let style = ProgressStyle::with_template(template).expect("a valid template");
-        let bar =
-            ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr()).with_style(style);
-        Self { bar, started: Instant::now(), shown: Instant::now(), resumed: None }
+    /// Begins to show a job; `to_stdout` says that its results are printed.
+    pub fn new(to_stdout: bool) -> Self {
+        let place = match std::io::stderr().is_terminal() {
+            true if to_stdout && std::io::stdout().is_terminal() => Place::Nowhere,
+            true => Place::Bar,
+            false => Place::PlainLines,
+        };
+        let bar = match place {
+            Place::Bar => ProgressDrawTarget::stderr(),
+            Place::PlainLines | Place::Nowhere => ProgressDrawTarget::hidden(),
+        };
+        let bar = ProgressBar::with_draw_target(Some(0), bar);
+        Self { place, bar, started: Instant::now(), shown: Instant::now(), resumed: None }
     }
 
     /// Shows how far the job is, if it is time.
     pub fn show(&mut self, engine: &Engine, job: &Job) {
         let resumed = *self.resumed.get_or_insert_with(|| job.progress().lines_done);
-        let terminal = std::io::stderr().is_terminal();
-        let interval = if terminal { BAR_INTERVAL } else { PLAIN_INTERVAL };
-        if self.shown.elapsed() < interval {
+        let interval = if self.place == Place::Bar { BAR_INTERVAL } else { PLAIN_INTERVAL };
+        if self.place == Place::Nowhere || self.shown.elapsed() < interval {
             return;
         }
         self.shown = Instant::now();
         let progress = job.progress();
+        let done = units::count(progress.lines_done);
         let rate = engine.tokens_per_second();
-        let left = match progress.lines_total {
+        let text = match progress.lines_total {
             Some(total) => {
-                self.time_left(progress.lines_done - resumed, progress.lines_done, total)
+                let fresh = progress.lines_done.saturating_sub(resumed);
+                // Until more are done than under way, their pace says little.
+                let left = match fresh > engine.prompts_inside() as u64 {
+                    true => self.time_left(fresh, total.saturating_sub(progress.lines_done)),
+                    false => String::new(),
+                };
+                format!("{done} of {} lines, {rate:.0} tokens/s{left}", units::count(total))
             }
-            None => String::new(),
+            None => format!("{done} lines, {rate:.0} tokens/s"),
         };
-        if terminal {
-            self.bar.set_length(progress.lines_total.unwrap_or(progress.lines_done));
-            self.bar.set_position(progress.lines_done);
-            self.bar.set_message(format!("{rate:.0} tokens/s{left}"));
-        } else {
-            let total = progress
-                .lines_total
-                .map_or_else(String::new, |total| format!(" of {}", units::count(total)));
-            let done = units::count(progress.lines_done);
-            say(format_args!("{done}{total} lines, {rate:.0} tokens/s{left}"));
+        if self.place == Place::PlainLines {
+            return say(text);
         }
+        // A stream of unknown length has no bar.
+        let template = if progress.lines_total.is_some() { "{wide_bar} {msg}" } else { "{msg}" };
+        let style = ProgressStyle::with_template(template).expect("a valid template");
+        self.bar.set_style(style);
+        self.bar.set_length(progress.lines_total.unwrap_or(0));
+        self.bar.set_position(progress.lines_done);
+        self.bar.set_message(text);
     }
 
-    fn time_left(&self, fresh: u64, done: u64, total: u64) -> String {
-        if fresh == 0 {
-            return String::new();
-        }
+    fn time_left(&self, fresh: u64, lines_left: u64) -> String {
         let per_line_s = self.started.elapsed().as_secs_f64() / fresh as f64;
-        format!(", {} left", units::seconds(per_line_s * total.saturating_sub(done) as f64))
+        format!(", {} left", units::whole_seconds(per_line_s * lines_left as f64))
     }
 
     /// Takes the bar away.

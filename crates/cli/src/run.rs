@@ -16,7 +16,8 @@ use std::sync::atomic::Ordering;
 /// Runs a job, or continues it.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let output = output(args);
-    let options = JobOptions { input: input(args)?, output: output.clone(), overwrite: args.overwrite };
+    let options =
+        JobOptions { input: input(args)?, output: output.clone(), overwrite: args.overwrite };
     // A job of hours must not end with statistics that cannot be written.
     let stats_file = Report::create(args.stats.as_deref())?;
     let trace_file = Report::create(args.cluster.trace.as_deref())?;
@@ -26,8 +27,9 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let engine = &mut cluster.engine;
     // Last, because it may empty the output: nothing is lost to a bad option.
     let mut job = Job::open(&options, Arc::clone(&opened.served))?;
-    let mut progress = JobProgress::new();
-    let outcome = run_job(engine, &mut job, &interrupted, &mut |engine, job| progress.show(engine, job));
+    let mut progress = JobProgress::new(output == Output::Stdout);
+    let outcome =
+        run_job(engine, &mut job, &interrupted, &mut |engine, job| progress.show(engine, job));
     progress.clear();
     // Whatever happened, results that are there are made durable before anything is said.
     let closed = job.close();
@@ -91,11 +93,15 @@ struct Report<'a> {
 impl<'a> Report<'a> {
     fn create(path: Option<&'a Path>) -> anyhow::Result<Option<Self>> {
         let Some(path) = path else { return Ok(None) };
-        let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+        let file =
+            File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Some(Self { file, path }))
     }
 
-    fn write(self, content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> anyhow::Result<()> {
+    fn write(
+        self,
+        content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> anyhow::Result<()> {
         let mut out = BufWriter::new(self.file);
         let written = content(&mut out).and_then(|()| out.flush());
         written.with_context(|| format!("cannot write {}", self.path.display()))

@@ -6,8 +6,8 @@ use crate::progress::{LoadBar, MusterBar};
 use anyhow::{Context, bail};
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
-    ClusterError, ClusterSpec, Engine, Kernels, Layout, Link, LocalFabric, Muster, Processes, Setting,
-    TOKEN_VARIABLE,
+    ClusterError, ClusterSpec, Engine, Kernels, Layout, Link, LocalFabric, Muster, Processes,
+    Setting, TOKEN_VARIABLE,
 };
 use glinthawk_compute::{CpuContext, Isa};
 use glinthawk_jobs::ServedModel;
@@ -80,7 +80,12 @@ pub fn load(args: &EngineArgs, opened: &Opened) -> anyhow::Result<Engine> {
 }
 
 /// Loads the engine in this process; where `trace` is set it records a timeline.
-fn load_local(args: &EngineArgs, opened: &Opened, merge: MergeArg, trace: bool) -> anyhow::Result<Engine> {
+fn load_local(
+    args: &EngineArgs,
+    opened: &Opened,
+    merge: MergeArg,
+    trace: bool,
+) -> anyhow::Result<Engine> {
     let layout = Layout {
         slices: 1,
         remote_lanes: 0,
@@ -121,7 +126,9 @@ pub fn start(
 ) -> anyhow::Result<Cluster> {
     if cluster.tier1.is_none() && cluster.tier2.is_none() && cluster.listen.is_none() {
         if cluster.hybrid || cluster.delay.is_some() || cluster.bandwidth.is_some() {
-            bail!("--hybrid, --delay and --bandwidth are about two tiers: give --tier1 and --tier2 too");
+            bail!(
+                "--hybrid, --delay and --bandwidth are about two tiers: give --tier1 and --tier2 too"
+            );
         }
         let engine = load_local(args, opened, cluster.merge, cluster.trace.is_some())?;
         return Ok(Cluster { engine, _processes: None });
@@ -131,7 +138,9 @@ pub fn start(
     let token = match (token, &cluster.listen) {
         (Some(token), _) => token,
         (None, None) => random_token(),
-        (None, Some(_)) => bail!("set {TOKEN_VARIABLE} to a secret, the same here and on every worker"),
+        (None, Some(_)) => {
+            bail!("set {TOKEN_VARIABLE} to a secret, the same here and on every worker")
+        }
     };
     let address = cluster.listen.as_deref().unwrap_or("127.0.0.1:0");
     let (muster, bound) = Muster::listen(address, Token::new(&token))?;
@@ -144,7 +153,8 @@ pub fn start(
     let mut processes = match cluster.listen {
         Some(_) => None,
         None => {
-            let executable = std::env::current_exe().context("cannot find this program's own file")?;
+            let executable =
+                std::env::current_exe().context("cannot find this program's own file")?;
             let memory_bytes = memory_bytes.expect("local workers are given theirs");
             Some(Processes::start(&executable, &layout, bound, &token, memory_bytes)?)
         }
@@ -155,10 +165,14 @@ pub fn start(
         model_name: args.model.clone(),
         isa: isa(args.isa)?,
         context_memory_bytes: memory_bytes,
-        link: Link { delay: cluster.delay.unwrap_or_default(), bytes_per_second: cluster.bandwidth },
+        link: Link {
+            delay: cluster.delay.unwrap_or_default(),
+            bytes_per_second: cluster.bandwidth,
+        },
         trace: cluster.trace.is_some(),
     };
-    let mut bar = MusterBar::new(layout.slices * (1 + layout.remote_lanes), bound, cluster.listen.is_some());
+    let mut bar =
+        MusterBar::new(layout.slices * (1 + layout.remote_lanes), bound, cluster.listen.is_some());
     let mustered = muster.assemble(&spec, &mut |count, loading| {
         if interrupted.load(Ordering::Relaxed) {
             return Err(ClusterError::Interrupted);
@@ -174,7 +188,11 @@ pub fn start(
     Ok(Cluster { engine, _processes: processes })
 }
 
-fn cluster_layout(args: &EngineArgs, cluster: &ClusterArgs, opened: &Opened) -> anyhow::Result<Layout> {
+fn cluster_layout(
+    args: &EngineArgs,
+    cluster: &ClusterArgs,
+    opened: &Opened,
+) -> anyhow::Result<Layout> {
     let slices = cluster.tier1.unwrap_or(1) as usize;
     let workers = cluster.workers.map(|workers| workers as usize);
     let remote_lanes = match (cluster.tier2, workers) {
@@ -184,7 +202,9 @@ fn cluster_layout(args: &EngineArgs, cluster: &ClusterArgs, opened: &Opened) -> 
     };
     let needed = slices * (1 + remote_lanes);
     if let Some(workers) = workers.filter(|workers| *workers != needed) {
-        bail!("{slices} Tier-1 nodes with {remote_lanes} Tier-2 nodes each are {needed} workers, not {workers}");
+        bail!(
+            "{slices} Tier-1 nodes with {remote_lanes} Tier-2 nodes each are {needed} workers, not {workers}"
+        );
     }
     if slices > opened.model.config().layers {
         bail!("--tier1 {slices} is more than the model's {} layers", opened.model.config().layers);
@@ -235,7 +255,8 @@ pub fn isa(wanted: Option<Isa>) -> anyhow::Result<Isa> {
 
 /// As many threads as asked for, or as there are cores.
 pub fn threads(wanted: Option<u32>) -> anyhow::Result<usize> {
-    let cores = std::thread::available_parallelism().context("cannot count this machine's cores")?;
+    let cores =
+        std::thread::available_parallelism().context("cannot count this machine's cores")?;
     Ok(wanted.map_or(cores.get(), |threads| threads as usize))
 }
 

@@ -89,6 +89,12 @@ pub fn seconds(value_s: f64) -> String {
     }
 }
 
+/// A forecast for people, no more exact than it is: `12 s`, `4 min 05 s`.
+pub fn whole_seconds(value_s: f64) -> String {
+    let value_s = value_s.ceil();
+    if value_s < 60.0 { format!("{value_s:.0} s") } else { seconds(value_s) }
+}
+
 /// A count of things for people: `1 line`, `1,234 lines`.
 pub fn counted(value: u64, thing: &str) -> String {
     format!("{} {thing}{}", count(value), if value == 1 { "" } else { "s" })
@@ -155,6 +161,8 @@ mod tests {
         assert_eq!(bytes(17), "17 B");
         assert_eq!(seconds(0.25), "250 ms");
         assert_eq!(seconds(245.0), "4 min 05 s");
+        assert_eq!(whole_seconds(0.4), "1 s");
+        assert_eq!(whole_seconds(244.1), "4 min 05 s");
         assert_eq!(count(1_234_567), "1,234,567");
         assert_eq!(count(999), "999");
         assert_eq!(counted(1, "line"), "1 line");

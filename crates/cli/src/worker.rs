@@ -9,8 +9,9 @@ use std::process::ExitCode;
 
 /// Works until the dispatcher says goodbye.
 pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
-    let token = std::env::var(TOKEN_VARIABLE)
-        .with_context(|| format!("set {TOKEN_VARIABLE} to the cluster's secret, the same as on the dispatcher"))?;
+    let token = std::env::var(TOKEN_VARIABLE).with_context(|| {
+        format!("set {TOKEN_VARIABLE} to the cluster's secret, the same as on the dispatcher")
+    })?;
     if !args.cores.is_empty() {
         keep_to_cores(&args.cores)?;
     }

@@ -117,8 +117,6 @@ fn an_interrupt_ends_a_job_that_waits_for_its_input() {
     while !case.output().exists() {
         sleep(LOOK);
     }
-    // The handler is in place some time after the output is there; until then it just dies.
-    sleep(Duration::from_millis(100));
     let input = child.stdin.take();
     signal(&child, Signal::INT);
     Finished::wait(child).expect(1);

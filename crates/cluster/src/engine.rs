@@ -6,8 +6,8 @@ use crate::layout::Layout;
 use crate::report::NodeReport;
 use crate::stats::{RunStats, Setting};
 use glinthawk_protocol::{
-    Completion, Dispatcher, DispatcherAction, DispatcherEvent, Generated, Launch, Prompt, PromptId, Rejection,
-    ShardId,
+    Completion, Dispatcher, DispatcherAction, DispatcherEvent, Generated, Launch, Prompt, PromptId,
+    Rejection, ShardId,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -40,7 +40,12 @@ pub struct Engine {
 
 impl Engine {
     /// An engine over `fabric`, whose lanes have `lane_pages` pages.
-    pub fn new(fabric: Box<dyn Fabric>, layout: &Layout, lane_pages: Vec<u32>, setting: Setting) -> Self {
+    pub fn new(
+        fabric: Box<dyn Fabric>,
+        layout: &Layout,
+        lane_pages: Vec<u32>,
+        setting: Setting,
+    ) -> Self {
         Self {
             setting,
             dispatcher: Dispatcher::new(layout.dispatcher(lane_pages)),
@@ -114,17 +119,28 @@ impl Engine {
         for action in actions {
             match action {
                 DispatcherAction::Launch(launch) => self.launches.push(launch),
-                DispatcherAction::Token(id, token) => self.events.push(EngineEvent::Token(id, token)),
-                DispatcherAction::Finish(completion) => self.events.push(EngineEvent::Finished(completion)),
-                DispatcherAction::Reject(id, why) => self.events.push(EngineEvent::Rejected(id, why)),
+                DispatcherAction::Token(id, token) => {
+                    self.events.push(EngineEvent::Token(id, token))
+                }
+                DispatcherAction::Finish(completion) => {
+                    self.events.push(EngineEvent::Finished(completion))
+                }
+                DispatcherAction::Reject(id, why) => {
+                    self.events.push(EngineEvent::Rejected(id, why))
+                }
             }
         }
     }
 
-    /// Prompt and generated tokens of finished prompts per second so far.
+    /// Prompt and generated tokens per second so far, those of unfinished prompts included.
     pub fn tokens_per_second(&self) -> f64 {
         let stats = self.dispatcher.stats();
-        (stats.prompt_tokens + stats.generated_tokens) as f64 / self.wall_s().max(1e-9)
+        (stats.rows_computed - stats.rows_recomputed) as f64 / self.wall_s().max(1e-9)
+    }
+
+    /// How many prompts are inside.
+    pub fn prompts_inside(&self) -> usize {
+        self.dispatcher.prompts_inside()
     }
 
     /// Seconds since the first prompt was submitted.
@@ -137,7 +153,8 @@ impl Engine {
         let wall_s = self.wall_s();
         let nodes = self.fabric.reports()?;
         let steps = (self.steps, self.steps_time.as_secs_f64());
-        let stats = RunStats::new(self.setting.clone(), self.dispatcher.stats(), &nodes, wall_s, steps);
+        let stats =
+            RunStats::new(self.setting.clone(), self.dispatcher.stats(), &nodes, wall_s, steps);
         Ok((stats, nodes))
     }
 }

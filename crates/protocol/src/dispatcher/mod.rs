@@ -93,6 +93,8 @@ pub struct DispatcherStats {
     pub prompt_tokens: u64,
     /// Tokens generated for the finished prompts.
     pub generated_tokens: u64,
+    /// Rows that came home, of finished and unfinished prompts.
+    pub rows_computed: u64,
     /// Prompts whose context was dropped for want of pages, to be recomputed.
     pub preemptions: u64,
     /// Rows computed a second time because of that.
@@ -180,6 +182,11 @@ impl Dispatcher {
         self.entries.is_empty()
     }
 
+    /// How many prompts are inside, seated or waiting.
+    pub fn prompts_inside(&self) -> usize {
+        self.entries.len()
+    }
+
     /// Prompts inside, seated or waiting.
     pub fn prompt_ids(&self) -> Vec<PromptId> {
         self.entries.keys().copied().collect()
@@ -265,6 +272,7 @@ impl Dispatcher {
             let seat = entry.seat.as_mut().expect("a prompt aboard is seated");
             seat.computed += rows;
             seat.rows_in_air = 0;
+            self.stats.rows_computed += u64::from(rows);
             let mut over = entry.stop_after.map(|_| Finish::Stop);
             if sampled {
                 let generated = tokens.next().expect("counted above");
