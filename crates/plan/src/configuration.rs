@@ -10,8 +10,9 @@ use crate::workload::Workload;
 /// Which machine the simulator mimics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rules {
-    /// The paper's two algorithms as listed: whole-flight transfers, no hops between slices in two tiers and
-    /// one after every layer in a single tier, local attention inside the Tier-1 stage, no classifier.
+    /// The paper's two algorithms: whole-flight transfers, hops between slices in a single tier only, local
+    /// attention inside the Tier-1 stage, no classifier. (The listing of the single tier sends after every layer,
+    /// also where the next one is on the same node; the text and the prototype do not, nor does this.)
     Paper,
     /// This system: shards, merge, hops between slices, fused stages, classifier, local attention beside remote.
     Full,

@@ -5,9 +5,12 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 pub mod calculus;
 pub mod catalogue;
+mod cluster;
 mod configuration;
+mod cost;
 mod error;
 mod heap;
 mod kernels;
@@ -15,20 +18,31 @@ pub mod profile;
 mod program;
 mod random;
 mod report;
+pub mod reproduce;
+mod search;
 pub mod shape;
 mod simulator;
+mod space;
 mod trace;
 mod workload;
 
+pub use admission::Admission;
 pub use calculus::{Link, Traffic};
 pub use catalogue::{Catalogue, Device};
+pub use cluster::{Cluster, Pool};
 pub use configuration::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
+pub use cost::{CostUnit, Prices, dollars_per_million};
 pub use error::PlanError;
 pub use kernels::{Kernels, Roofline};
 pub use profile::Profile;
 pub use program::Bottleneck;
 pub use random::Random;
 pub use report::{Report, TokenTime, TrafficRates, simulate, simulate_traced};
+pub use search::{
+    Effort, Evaluation, FRONT_STEP, Found, Objective, best_at, evaluate, fewest_flights, front,
+    search,
+};
 pub use shape::{Shape, even_slices};
+pub use space::{Candidate, Job, Settings, Site, Space};
 pub use trace::Trace;
 pub use workload::{Held, Length, Workload};

@@ -146,13 +146,14 @@ impl Program {
         let local = slice.tier1.attention(slice.local_rows, configuration.contexts.mean());
         let single_tier = slice.is_single_tier();
         let hop_bytes = configuration.traffic.hop_bytes(&configuration.shape) * self.rows as f64;
-        for _ in 0..slice.layers {
+        for layer in 1..=slice.layers {
+            let hops = single_tier && layer == slice.layers;
             self.steps.push(Step {
                 node: node as u32,
                 seconds: slice.tier1.pre(self.rows) + slice.tier1.post(self.rows) + local,
                 attends: !single_tier,
-                hop: if single_tier { hop_bytes / configuration.hop.bandwidth } else { 0.0 },
-                hop_delay: if single_tier { configuration.hop.rtt / 2.0 } else { 0.0 },
+                hop: if hops { hop_bytes / configuration.hop.bandwidth } else { 0.0 },
+                hop_delay: if hops { configuration.hop.rtt / 2.0 } else { 0.0 },
             });
         }
     }

@@ -10,8 +10,9 @@ use crate::trace::{Span, Trace};
 
 /// Passes of every flight before the measurement: transients settle.
 const PASSES_SETTLING: usize = 2;
-/// Passes of every flight that are measured.
-const PASSES_MEASURED: usize = 2;
+/// Passes of every flight that are measured; more where chance plays a part.
+const PASSES_MEASURED: usize = 1;
+const PASSES_MEASURED_RANDOM: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
@@ -94,8 +95,10 @@ pub(crate) fn run(program: &Program, trace: Option<&mut Trace>) -> Outcome {
     machine.run_until(flights * PASSES_SETTLING as u64, &mut handled);
     let began = machine.now;
     machine.start_measuring();
-    machine.run_until(flights * (PASSES_SETTLING + PASSES_MEASURED) as u64, &mut handled);
-    machine.outcome(machine.now - began, handled)
+    let measured =
+        if program.is_deterministic() { PASSES_MEASURED } else { PASSES_MEASURED_RANDOM };
+    machine.run_until(flights * (PASSES_SETTLING + measured) as u64, &mut handled);
+    machine.outcome(machine.now - began, measured, handled)
 }
 
 impl<'a> Machine<'a> {
@@ -146,9 +149,9 @@ impl<'a> Machine<'a> {
         self.pass_seconds = 0.0;
     }
 
-    fn outcome(&self, seconds: f64, events: u64) -> Outcome {
+    fn outcome(&self, seconds: f64, measured: usize, events: u64) -> Outcome {
         let flights = self.program.flights as f64;
-        let measured = flights * PASSES_MEASURED as f64;
+        let measured = flights * measured as f64;
         let mut rows_per_second = measured * self.program.rows as f64 / seconds;
         let (bound, bottleneck) = self.program.bound();
         // A short run may drain what a transient has piled up; a settled one cannot beat its busiest resource.
@@ -343,7 +346,12 @@ impl<'a> Machine<'a> {
             state.pass += 1;
             self.passes += 1;
         }
-        self.schedule(at, Event::Ready { flight });
+        // At once where nothing lies between: a node must see the deeper step before it picks its next flight.
+        if at > self.now {
+            self.schedule(at, Event::Ready { flight });
+        } else {
+            self.wait_for_tier1(flight);
+        }
     }
 
     fn record(&mut self, span: Span, flight: u32, step: u32, seconds: f64) {

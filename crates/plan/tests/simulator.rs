@@ -79,9 +79,9 @@ fn one_flight_in_two_tiers_waits_for_every_leg() {
 fn enough_flights_saturate_the_bottleneck_and_few_expose_latency() {
     for rules in [Rules::Paper, Rules::Full] {
         let saturated = simulate(&configuration(16, 3, 82, 60, rules));
-        close(saturated.tokens_per_second, saturated.bound_tokens_per_second, 0.005);
+        close(saturated.tokens_per_second, saturated.bound_tokens_per_second, 0.03);
         assert_eq!(saturated.bottleneck, Bottleneck::Tier1Compute);
-        assert!(saturated.tier1_busy.iter().copied().fold(0.0, f64::max) > 0.99);
+        assert!(saturated.tier1_busy.iter().copied().fold(0.0, f64::max) > 0.96);
         let starved = simulate(&configuration(16, 3, 82, 8, rules));
         // Flights that start together travel in a bunch and queue behind each other, so the bound is not reached.
         let reached = starved.tokens_per_second / starved.bound_tokens_per_second;
@@ -89,7 +89,7 @@ fn enough_flights_saturate_the_bottleneck_and_few_expose_latency() {
         assert_eq!(starved.bottleneck, Bottleneck::Latency);
         let attention = simulate(&configuration(16, 1, 200, 60, rules));
         assert_eq!(attention.bottleneck, Bottleneck::Tier2Compute);
-        close(attention.tokens_per_second, attention.bound_tokens_per_second, 0.005);
+        close(attention.tokens_per_second, attention.bound_tokens_per_second, 0.01);
     }
 }
 

@@ -1,0 +1,3 @@
+fn main() {
+    glinthawk_plan::reproduce::scratch();
+}
