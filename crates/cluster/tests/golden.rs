@@ -1,7 +1,7 @@
 //! Golden outputs of the default model from an independent float32 reference, on every instruction
 //! set of this machine: the kernels teacher-forced, and the engine running free.
 
-use glinthawk_cluster::{Engine, EngineConfig, EngineEvent};
+use glinthawk_cluster::{Engine, EngineEvent, Kernels, Layout, LocalFabric, Setting};
 use glinthawk_compute::{
     AttendRow, ContextKernels, CpuContext, CpuWeights, Isa, ShardIn, ShardOut, SliceSpec, Threads,
     WeightKernels,
@@ -167,18 +167,21 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
     let Some(path) = testing::default_model() else { return };
     let model = Model::open(&path).expect("the default model opens");
     let cases = cases();
-    let config = EngineConfig {
+    let layout = Layout {
         slices: 2,
-        lanes: 2,
+        remote_lanes: 1,
+        local_lane: true,
         batch: 24,
         flights: 2,
         chunk: 20,
-        context_memory_bytes: 256 << 20,
         context_max: 2048,
-        isa: Isa::detect(),
-        threads: 2,
+        whole_flights: false,
     };
-    let mut engine = Engine::load(&model, config, &mut |_, _| ()).expect("the engine loads");
+    let kernels = Kernels { isa: Isa::detect(), threads: 2 };
+    let pages = layout.pages(model.config(), 0, 128 << 20).expect("a context fits");
+    let fabric = LocalFabric::load(&model, &layout, pages, kernels, false, &mut |_, _| ())
+        .expect("the engine loads");
+    let mut engine = Engine::new(Box::new(fabric), &layout, vec![pages; 2], setting());
     for (index, case) in cases.iter().enumerate() {
         engine.submit(Prompt {
             id: PromptId(index as u64),
@@ -200,5 +203,24 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
     for (index, case) in cases.iter().enumerate() {
         let got = &outputs[&(index as u64)];
         assert_eq!(got[..case.sure_steps], case.greedy_ids[..case.sure_steps], "{}", case.id);
+    }
+}
+
+/// What the run is called does not matter here.
+fn setting() -> Setting {
+    Setting {
+        model: String::new(),
+        backend: "cpu",
+        instruction_set: String::new(),
+        threads: 2,
+        tier1_nodes: 2,
+        tier2_nodes: 2,
+        tier1_attends: true,
+        batch: 24,
+        flights: 2,
+        chunk: 20,
+        context_memory_bytes: 0,
+        page_bytes: 0,
+        max_context: 2048,
     }
 }
