@@ -100,6 +100,7 @@ impl Control {
 
     /// What a message says.
     pub(crate) fn read(message: &Message) -> Result<Self, ClusterError> {
-        postcard::from_bytes(message.table()).map_err(|error| ClusterError::Control(error.to_string()))
+        postcard::from_bytes(message.table())
+            .map_err(|error| ClusterError::Control(error.to_string()))
     }
 }

@@ -46,7 +46,9 @@ pub enum ClusterError {
         layers: usize,
     },
     /// The workers that joined do not make the cluster that was asked for.
-    #[error("{tier1} workers can be Tier 1 and {tier2} Tier 2; {tier1_needed} and {tier2_needed} are needed")]
+    #[error(
+        "{tier1} workers can be Tier 1 and {tier2} Tier 2; {tier1_needed} and {tier2_needed} are needed"
+    )]
     Workers {
         /// Workers that would be Tier 1.
         tier1: usize,
@@ -69,7 +71,9 @@ pub enum ClusterError {
         reason: String,
     },
     /// A worker is gone.
-    #[error("worker {name} is gone: {reason}; what is finished is in the output, the same command continues")]
+    #[error(
+        "worker {name} is gone: {reason}; what is finished is in the output, the same command continues"
+    )]
     Lost {
         /// The worker.
         name: String,

@@ -67,7 +67,12 @@ impl Layout {
     /// Pages of a slice's attention worker with this much memory: what it holds, and no more than
     /// could ever be used. Every worker must hold one longest context, so that memory never
     /// decides what a completion says.
-    pub fn pages(&self, config: &ModelConfig, slice: usize, memory_bytes: u64) -> Result<u32, ClusterError> {
+    pub fn pages(
+        &self,
+        config: &ModelConfig,
+        slice: usize,
+        memory_bytes: u64,
+    ) -> Result<u32, ClusterError> {
         let layers = self.layers(config.layers, slice).len();
         let page_bytes = CpuContext::page_bytes(config, layers) as u64;
         let pages = memory_bytes / page_bytes;

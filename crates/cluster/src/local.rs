@@ -44,7 +44,8 @@ impl LocalFabric {
         let config = model.config();
         let threads = Arc::new(Threads::new(kernels.threads)?);
         threads.pin_caller();
-        let pool = Arc::new(Pool::new(4 * layout.flights as usize * layout.lanes() * layout.slices));
+        let pool =
+            Arc::new(Pool::new(4 * layout.flights as usize * layout.lanes() * layout.slices));
         let (mut tier1, mut tier2) = (Vec::new(), Vec::new());
         for slice in 0..layout.slices {
             let place = Tier1Place::new(layout, slice, trace);
@@ -54,8 +55,13 @@ impl LocalFabric {
             let (pool_1, threads_1) = (Arc::clone(&pool), Arc::clone(&threads));
             tier1.push(Tier1Worker::new(node, weights, place, config, pool_1, threads_1));
             for lane in 0..layout.lanes() {
-                let context =
-                    CpuContext::new(config, layers, pages as usize, kernels.isa, Arc::clone(&threads))?;
+                let context = CpuContext::new(
+                    config,
+                    layers,
+                    pages as usize,
+                    kernels.isa,
+                    Arc::clone(&threads),
+                )?;
                 let node = Tier2Node::new(layout.slots(), pages);
                 let (name, width) = (format!("tier2-{slice}-{lane}"), config.query_width());
                 tier2.push(Tier2Worker::new(name, node, context, width, Arc::clone(&pool), trace));

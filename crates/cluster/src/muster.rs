@@ -65,11 +65,15 @@ pub struct Mustered {
 
 impl Muster {
     /// Listens for workers that have the token; returns the address bound.
-    pub fn listen(address: impl ToSocketAddrs, token: Token) -> Result<(Self, SocketAddr), ClusterError> {
+    pub fn listen(
+        address: impl ToSocketAddrs,
+        token: Token,
+    ) -> Result<(Self, SocketAddr), ClusterError> {
         let pool = Arc::new(Pool::new(POOL_BUFFERS));
         let controller = Controller::start(Config::new("dispatcher", token, pool))
             .map_err(ClusterError::io("cannot start the network thread"))?;
-        let bound = controller.listen(address).map_err(ClusterError::io("cannot listen for workers"))?;
+        let bound =
+            controller.listen(address).map_err(ClusterError::io("cannot listen for workers"))?;
         Ok((Self { controller, members: BTreeMap::new() }, bound))
     }
 
@@ -94,7 +98,8 @@ impl Muster {
         }
         let (tier1, tier2) = self.cast(layout)?;
         let isa = self.common_isa(spec.isa)?;
-        let memory = |peer: &Peer| spec.context_memory_bytes.unwrap_or(self.offer(*peer).memory_bytes);
+        let memory =
+            |peer: &Peer| spec.context_memory_bytes.unwrap_or(self.offer(*peer).memory_bytes);
         let mut lane_pages = vec![u32::MAX; layout.lanes()];
         let mut memory_min = u64::MAX;
         for slice in 0..layout.slices {
@@ -249,7 +254,11 @@ impl Muster {
                     Control::Failed(reason) => {
                         return Err(ClusterError::Failed { name: name_of(names, peer), reason });
                     }
-                    other => return Err(ClusterError::Control(format!("a loading worker said {other:?}"))),
+                    other => {
+                        return Err(ClusterError::Control(format!(
+                            "a loading worker said {other:?}"
+                        )));
+                    }
                 },
                 Some(Event::Lost { peer, reason }) if names.contains_key(&peer) => {
                     let reason = reason.to_string();

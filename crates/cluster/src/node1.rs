@@ -57,7 +57,9 @@ impl Node<'_> {
         while self.lanes[own..].iter().any(Option::is_none) || (!first && self.previous.is_none()) {
             match self.station.hear(IDLE)? {
                 Some(Heard::Message(peer, message, _)) => self.introduce(peer, &message)?,
-                Some(Heard::Over) => return Err(ClusterError::DispatcherLost("it left".to_owned())),
+                Some(Heard::Over) => {
+                    return Err(ClusterError::DispatcherLost("it left".to_owned()));
+                }
                 _ => {}
             }
         }
@@ -71,7 +73,11 @@ impl Node<'_> {
                 self.lanes[lane as usize] = Some(peer);
                 self.station.shape(peer);
             }
-            other => return Err(ClusterError::Control(format!("{peer} introduced itself with {other:?}"))),
+            other => {
+                return Err(ClusterError::Control(format!(
+                    "{peer} introduced itself with {other:?}"
+                )));
+            }
         }
         Ok(())
     }
@@ -105,11 +111,13 @@ impl Node<'_> {
     fn send(&mut self, outgoing: Outgoing) -> Result<(), ClusterError> {
         let controller = &self.station.controller;
         match outgoing {
-            Outgoing::Attend(attend, qkv) => match (self.lanes[attend.shard.lane as usize], &mut self.local) {
-                (Some(peer), _) => controller.send(peer, wire::attend(&attend, qkv))?,
-                (None, Some(local)) => local.take(attend, qkv, Instant::now())?,
-                (None, None) => unreachable!("every lane that is not local introduced itself"),
-            },
+            Outgoing::Attend(attend, qkv) => {
+                match (self.lanes[attend.shard.lane as usize], &mut self.local) {
+                    (Some(peer), _) => controller.send(peer, wire::attend(&attend, qkv))?,
+                    (None, Some(local)) => local.take(attend, qkv, Instant::now())?,
+                    (None, None) => unreachable!("every lane that is not local introduced itself"),
+                }
+            }
             Outgoing::Hop(launch, residual) => {
                 let next = self.next.expect("a slice that is not the last dialled the next");
                 controller.send(next, wire::hop(&launch, residual))?;
@@ -134,17 +142,29 @@ impl Node<'_> {
         Ok(false)
     }
 
-    fn take_message(&mut self, peer: Peer, message: Message, arrived: Instant) -> Result<(), ClusterError> {
+    fn take_message(
+        &mut self,
+        peer: Peer,
+        message: Message,
+        arrived: Instant,
+    ) -> Result<(), ClusterError> {
         let config = &self.station.role.config;
         let row_bytes = match message.kind() {
             Kind::Launch if peer == self.station.dispatcher => 0,
             Kind::Hop if Some(peer) == self.previous => config.hidden * 4,
             Kind::Attended if self.lanes.contains(&Some(peer)) => config.query_width() * 2,
-            kind => return Err(ClusterError::Control(format!("a Tier-1 node was sent {kind} by {peer}"))),
+            kind => {
+                return Err(ClusterError::Control(format!(
+                    "a Tier-1 node was sent {kind} by {peer}"
+                )));
+            }
         };
         let (got, needed) = (message.payload().len_bytes(), message.rows() * row_bytes);
         if got != needed {
-            return Err(ClusterError::Control(format!("{} with {got} bytes, not {needed}", message.kind())));
+            return Err(ClusterError::Control(format!(
+                "{} with {got} bytes, not {needed}",
+                message.kind()
+            )));
         }
         match message.kind() {
             Kind::Launch => {
@@ -170,7 +190,9 @@ impl Node<'_> {
             && (launch.shard.lane as usize) < role.layout.lanes()
             && launch.rows.len() <= role.layout.batch as usize
             && launch.rows.iter().all(|row| (row.token as usize) < role.config.vocab);
-        let wrong = || ClusterError::Control(format!("a launch of {:?} is beyond the layout", launch.shard));
+        let wrong = || {
+            ClusterError::Control(format!("a launch of {:?} is beyond the layout", launch.shard))
+        };
         if fits { Ok(launch) } else { Err(wrong()) }
     }
 }

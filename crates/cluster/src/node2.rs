@@ -28,14 +28,22 @@ pub(crate) fn attention_worker(
         CpuContext::new(config, layers, pages as usize, station.isa, Arc::clone(&station.threads))?;
     let node = Tier2Node::new(role.layout.slots(), pages);
     let name = format!("tier2-{}-{lane}", role.slice);
-    Ok(Tier2Worker::new(name, node, context, config.query_width(), Arc::clone(&station.pool), role.trace))
+    Ok(Tier2Worker::new(
+        name,
+        node,
+        context,
+        config.query_width(),
+        Arc::clone(&station.pool),
+        role.trace,
+    ))
 }
 
 /// Runs a Tier-2 node to its end.
 pub(crate) fn run(station: &Station, lane: u32) -> Result<(), ClusterError> {
     let mut worker = attention_worker(station, lane)?;
     station.threads.pin_caller();
-    let tier1 = station.dial_neighbour(Some(lane))?.expect("a Tier-2 node has a Tier-1 node to dial");
+    let tier1 =
+        station.dial_neighbour(Some(lane))?.expect("a Tier-2 node has a Tier-1 node to dial");
     station.shape(tier1);
     station.tell_dispatcher(&Control::Ready)?;
     loop {
@@ -68,16 +76,23 @@ fn take(
     heard: Heard,
 ) -> Result<bool, ClusterError> {
     match heard {
-        Heard::Message(peer, message, arrived) if peer == tier1 && message.kind() == Kind::Attend => {
+        Heard::Message(peer, message, arrived)
+            if peer == tier1 && message.kind() == Kind::Attend =>
+        {
             let needed = message.rows() * station.role.config.qkv_width() * 2;
             if message.payload().len_bytes() != needed {
                 let got = message.payload().len_bytes();
-                return Err(ClusterError::Control(format!("rows with {got} bytes of q, k, v, not {needed}")));
+                return Err(ClusterError::Control(format!(
+                    "rows with {got} bytes of q, k, v, not {needed}"
+                )));
             }
             worker.take(wire::read_attend(&message), message.into_payload(), arrived)?;
         }
         Heard::Message(peer, message, _) => {
-            return Err(ClusterError::Control(format!("a Tier-2 node was sent {} by {peer}", message.kind())));
+            return Err(ClusterError::Control(format!(
+                "a Tier-2 node was sent {} by {peer}",
+                message.kind()
+            )));
         }
         Heard::ReportWanted => station.send_reports(vec![worker.report()])?,
         Heard::Over => return Ok(true),

@@ -51,7 +51,8 @@ impl Processes {
                 .stderr(Stdio::piped())
                 // Ctrl-C is for the dispatcher, which ends its workers in good order.
                 .process_group(0);
-            let mut child = command.spawn().map_err(ClusterError::io(format!("cannot start worker {name}")))?;
+            let mut child =
+                command.spawn().map_err(ClusterError::io(format!("cannot start worker {name}")))?;
             relay(&name, &mut child);
             processes.children.push((name, child));
         }
@@ -63,7 +64,10 @@ impl Processes {
         for (name, child) in &mut self.children {
             let ended = child.try_wait().map_err(ClusterError::io("cannot look after workers"))?;
             if let Some(status) = ended {
-                return Err(ClusterError::Failed { name: name.clone(), reason: format!("its process ended: {status}") });
+                return Err(ClusterError::Failed {
+                    name: name.clone(),
+                    reason: format!("its process ended: {status}"),
+                });
             }
         }
         Ok(())
@@ -112,7 +116,8 @@ fn core_shares(count: usize) -> Vec<Vec<usize>> {
 
 fn allowed_cores() -> Vec<usize> {
     let set = rustix::thread::sched_getaffinity(None);
-    let allowed = set.map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect());
+    let allowed = set
+        .map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect());
     allowed.ok().filter(|cores: &Vec<usize>| !cores.is_empty()).unwrap_or_else(|| vec![0])
 }
 

@@ -45,9 +45,14 @@ impl RemoteFabric {
                 }
                 other => tracing::warn!(%peer, message = ?other, "unexpected message"),
             },
-            Event::Joined { peer, .. } => tracing::warn!(%peer, "a worker came too late to have a role"),
+            Event::Joined { peer, .. } => {
+                tracing::warn!(%peer, "a worker came too late to have a role")
+            }
             Event::Lost { peer, reason } if self.names.contains_key(&peer) => {
-                return Err(ClusterError::Lost { name: name_of(&self.names, peer), reason: reason.to_string() });
+                return Err(ClusterError::Lost {
+                    name: name_of(&self.names, peer),
+                    reason: reason.to_string(),
+                });
             }
             Event::Lost { .. } => {}
         }

@@ -53,7 +53,12 @@ impl NodeReport {
     }
 
     /// Counts a batch of shards that arrived at these times.
-    pub(crate) fn record(&mut self, rows: usize, started: Instant, arrivals: impl Iterator<Item = Instant>) {
+    pub(crate) fn record(
+        &mut self,
+        rows: usize,
+        started: Instant,
+        arrivals: impl Iterator<Item = Instant>,
+    ) {
         let busy_ns = nanoseconds(started.elapsed());
         self.busy_ns += busy_ns;
         self.batches += 1;

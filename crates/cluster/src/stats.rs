@@ -202,7 +202,8 @@ impl RunStats {
             time_to_first_token_s: Percentiles::from(&dispatcher.time_to_first_token),
             time_per_output_token_s: Percentiles::from(&dispatcher.time_per_output_token),
             time_per_step_s: StepTime::new(nodes, steps.0, steps.1),
-            context_memory_used_max_bytes: u64::from(dispatcher.pages_used_max) * setting.page_bytes,
+            context_memory_used_max_bytes: u64::from(dispatcher.pages_used_max)
+                * setting.page_bytes,
             failures: 0,
             prompts_recomputed: dispatcher.preemptions,
             rows_recomputed: dispatcher.rows_recomputed,

@@ -23,14 +23,26 @@ pub struct Tier2Worker<C> {
 
 impl<C: ContextKernels<Buffer = Buffer>> Tier2Worker<C> {
     /// A worker over `kernels`, whose attention output is `query_width` values wide.
-    pub fn new(name: String, node: Tier2Node, kernels: C, query_width: usize, pool: Arc<Pool>, trace: bool) -> Self {
+    pub fn new(
+        name: String,
+        node: Tier2Node,
+        kernels: C,
+        query_width: usize,
+        pool: Arc<Pool>,
+        trace: bool,
+    ) -> Self {
         let report = NodeReport::new(name, 2);
         let tracer = Tracer::new(trace);
         Self { node, kernels, query_width, payloads: HashMap::new(), pool, report, tracer }
     }
 
     /// Takes rows with their q, k, v, (rows, query_width + 2·kv_width) bf16, that arrived just then.
-    pub fn take(&mut self, attend: Attend, qkv: Buffer, arrived: Instant) -> Result<(), ClusterError> {
+    pub fn take(
+        &mut self,
+        attend: Attend,
+        qkv: Buffer,
+        arrived: Instant,
+    ) -> Result<(), ClusterError> {
         let key = (attend.shard, attend.layer);
         self.node.take(attend)?;
         self.payloads.insert(key, (qkv, arrived));

@@ -34,16 +34,33 @@ pub(crate) struct Tracer {
 impl Tracer {
     pub(crate) fn new(enabled: bool) -> Self {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { origin: enabled.then(|| (Instant::now(), unix.as_nanos() as u64)), spans: Vec::new() }
+        Self {
+            origin: enabled.then(|| (Instant::now(), unix.as_nanos() as u64)),
+            spans: Vec::new(),
+        }
     }
 
     /// Records a batch that began at `started` and ends now.
-    pub(crate) fn record(&mut self, started: Instant, layer: u32, flight: u32, shards: usize, rows: usize) {
+    pub(crate) fn record(
+        &mut self,
+        started: Instant,
+        layer: u32,
+        flight: u32,
+        shards: usize,
+        rows: usize,
+    ) {
         let Some((origin, origin_ns)) = self.origin else { return };
         if self.spans.len() < SPANS_MAX {
             let start_ns = origin_ns + started.saturating_duration_since(origin).as_nanos() as u64;
             let length_ns = started.elapsed().as_nanos() as u64;
-            self.spans.push(Span { start_ns, length_ns, layer, flight, shards: shards as u32, rows: rows as u32 });
+            self.spans.push(Span {
+                start_ns,
+                length_ns,
+                layer,
+                flight,
+                shards: shards as u32,
+                rows: rows as u32,
+            });
         }
     }
 

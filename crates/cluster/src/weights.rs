@@ -18,7 +18,10 @@ pub(crate) fn model_of(station: &Arc<Station>) -> Result<Model, ClusterError> {
     if let Some(model) = here.filter(|model| model.fingerprint() == role.fingerprint) {
         return Ok(model);
     }
-    tracing::info!(model = role.model, "not on this disk, or another one: weights come from the dispatcher");
+    tracing::info!(
+        model = role.model,
+        "not on this disk, or another one: weights come from the dispatcher"
+    );
     let weights = DispatcherWeights { station: Arc::clone(station), asking: Mutex::new(()) };
     Ok(Model::elsewhere(role.model.clone(), role.config.clone(), Box::new(weights)))
 }
@@ -39,7 +42,9 @@ impl DispatcherWeights {
     fn ask(&self, tensor: Tensor, rows: Option<(usize, usize)>) -> Result<Buffer, String> {
         let _one_at_a_time = self.asking.lock().expect("no panic while asking");
         let station = &self.station;
-        station.tell_dispatcher(&Control::Fetch { tensor, rows }).map_err(|error| error.to_string())?;
+        station
+            .tell_dispatcher(&Control::Fetch { tensor, rows })
+            .map_err(|error| error.to_string())?;
         loop {
             match station.controller.recv(Duration::from_secs(1)) {
                 None => {}
@@ -55,14 +60,21 @@ impl DispatcherWeights {
                 Some(Event::Lost { peer, reason }) if peer == station.dispatcher => {
                     return Err(format!("the dispatcher is gone: {reason}"));
                 }
-                Some(event) => station.stash.lock().expect("no panic with the stash").push_back(event),
+                Some(event) => {
+                    station.stash.lock().expect("no panic with the stash").push_back(event)
+                }
             }
         }
     }
 }
 
 impl ElsewhereWeights for DispatcherWeights {
-    fn read_rows(&self, tensor: Tensor, rows: Range<usize>, out: &mut [bf16]) -> Result<(), String> {
+    fn read_rows(
+        &self,
+        tensor: Tensor,
+        rows: Range<usize>,
+        out: &mut [bf16],
+    ) -> Result<(), String> {
         let buffer = self.ask(tensor, Some((rows.start, rows.end)))?;
         let values = buffer.bf16();
         if values.len() != out.len() {

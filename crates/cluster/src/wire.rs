@@ -59,7 +59,12 @@ pub(crate) fn read_attend(message: &Message) -> Attend {
         page: row.page(),
         token: 0,
     });
-    Attend { shard: shard_of(&place), epoch: place.epoch as u32, layer: place.layer, rows: rows.collect() }
+    Attend {
+        shard: shard_of(&place),
+        epoch: place.epoch as u32,
+        layer: place.layer,
+        rows: rows.collect(),
+    }
 }
 
 /// Attention output, for the Tier-1 node that asked.
@@ -81,5 +86,6 @@ pub(crate) fn home(home: &Home) -> Message {
 
 /// Reads tokens.
 pub(crate) fn read_home(message: &Message) -> Result<Home, ClusterError> {
-    postcard::from_bytes(message.table()).map_err(|error| ClusterError::Control(format!("tokens: {error}")))
+    postcard::from_bytes(message.table())
+        .map_err(|error| ClusterError::Control(format!("tokens: {error}")))
 }

@@ -58,8 +58,9 @@ pub(crate) struct Station {
 pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     let pool = Arc::new(Pool::new(POOL_BUFFERS));
     let name = format!("worker-{}", std::process::id());
-    let controller = Controller::start(Config::new(&name, options.token.clone(), Arc::clone(&pool)))
-        .map_err(ClusterError::io("cannot start the network thread"))?;
+    let controller =
+        Controller::start(Config::new(&name, options.token.clone(), Arc::clone(&pool)))
+            .map_err(ClusterError::io("cannot start the network thread"))?;
     let dispatcher = dial(&controller, &options.join)?;
     let port = controller
         .listen((own_address(&controller, dispatcher), 0))
@@ -78,8 +79,15 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     let role = wait_for_role(&controller, dispatcher, &mut stash)?;
     let threads = Arc::new(Threads::new(options.threads)?);
     let isa: Isa = role.isa.parse()?;
-    let station =
-        Arc::new(Station { controller, dispatcher, role, isa, threads, pool, stash: Mutex::new(stash) });
+    let station = Arc::new(Station {
+        controller,
+        dispatcher,
+        role,
+        isa,
+        threads,
+        pool,
+        stash: Mutex::new(stash),
+    });
     let outcome = run(&station);
     if let Err(error) = &outcome {
         // If this does not get through either, the lost connection tells.
@@ -125,7 +133,9 @@ fn dial(controller: &Controller, address: &str) -> Result<Peer, ClusterError> {
     loop {
         match controller.connect(address) {
             Ok((peer, _)) => return Ok(peer),
-            Err(ConnectError::Unreachable { .. }) if started.elapsed() < PATIENCE => std::thread::sleep(RETRY),
+            Err(ConnectError::Unreachable { .. }) if started.elapsed() < PATIENCE => {
+                std::thread::sleep(RETRY)
+            }
             Err(error) => return Err(error.into()),
         }
     }
@@ -135,7 +145,8 @@ fn dial(controller: &Controller, address: &str) -> Result<Peer, ClusterError> {
 /// family, or the loopback where the dispatcher is on it too.
 fn own_address(controller: &Controller, dispatcher: Peer) -> IpAddr {
     let peers = controller.stats();
-    let address = peers.iter().find(|stats| stats.peer == dispatcher).map(|stats| stats.address.ip());
+    let address =
+        peers.iter().find(|stats| stats.peer == dispatcher).map(|stats| stats.address.ip());
     match address {
         Some(address) if address.is_loopback() => address,
         Some(IpAddr::V6(_)) => IpAddr::from(std::net::Ipv6Addr::UNSPECIFIED),
@@ -168,22 +179,29 @@ impl Station {
     fn understand(&self, event: Event) -> Result<Heard, ClusterError> {
         match event {
             Event::Joined { .. } => Ok(Heard::Nothing),
-            Event::Message { peer, message, .. } if message.kind() == Kind::Control && peer == self.dispatcher => {
+            Event::Message { peer, message, .. }
+                if message.kind() == Kind::Control && peer == self.dispatcher =>
+            {
                 match Control::read(&message)? {
                     Control::Report => Ok(Heard::ReportWanted),
                     other => Err(ClusterError::Control(format!("a worker was sent {other:?}"))),
                 }
             }
-            Event::Message { peer, message, received_at } => Ok(Heard::Message(peer, message, received_at)),
-            Event::Lost { peer, reason: LostReason::Goodbye } if peer == self.dispatcher => Ok(Heard::Over),
+            Event::Message { peer, message, received_at } => {
+                Ok(Heard::Message(peer, message, received_at))
+            }
+            Event::Lost { peer, reason: LostReason::Goodbye } if peer == self.dispatcher => {
+                Ok(Heard::Over)
+            }
             // Neighbours leave when the dispatcher does; its goodbye is on the way.
             Event::Lost { reason: LostReason::Goodbye, .. } => Ok(Heard::Nothing),
             Event::Lost { peer, reason } if peer == self.dispatcher => {
                 Err(ClusterError::DispatcherLost(reason.to_string()))
             }
-            Event::Lost { peer, reason } => {
-                Err(ClusterError::Lost { name: format!("at the other end of {peer}"), reason: reason.to_string() })
-            }
+            Event::Lost { peer, reason } => Err(ClusterError::Lost {
+                name: format!("at the other end of {peer}"),
+                reason: reason.to_string(),
+            }),
         }
     }
 
@@ -192,7 +210,10 @@ impl Station {
     }
 
     /// Dials the neighbour of the role and says who is calling.
-    pub(crate) fn dial_neighbour(&self, introduction: Option<u32>) -> Result<Option<Peer>, ClusterError> {
+    pub(crate) fn dial_neighbour(
+        &self,
+        introduction: Option<u32>,
+    ) -> Result<Option<Peer>, ClusterError> {
         let Some(address) = &self.role.dial else { return Ok(None) };
         let peer = dial(&self.controller, address)?;
         self.controller.send(peer, Control::Introduce(introduction).message(Buffer::default()))?;
