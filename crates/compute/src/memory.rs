@@ -106,6 +106,16 @@ impl<'a, T> SharedMut<'a, T> {
         Self { pointer: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
+    /// Where `len` values from `start` stand, for those who share them more finely than in slices.
+    pub(crate) fn place(&self, start: usize, len: usize) -> *mut T {
+        assert!(
+            start <= self.len && len <= self.len - start,
+            "place {start}+{len} of {}",
+            self.len
+        );
+        self.pointer.wrapping_add(start)
+    }
+
     /// The values from `start`, `len` of them.
     ///
     /// # Safety

@@ -3,7 +3,7 @@
 //! The loop over k stands inside the block, so that nothing of the compiler's can come between the
 //! tiles. Tiles 0 to 3 hold results, 4 and 5 left operands, 6 and 7 right operands.
 
-use super::attention::PAGE;
+use super::attention::{Fetcher, PAGE};
 use super::product::Chunk;
 use super::tiles::{PANEL, RESULT_TILE, STEP, TILE, TILE_ROWS};
 use half::bf16;
@@ -341,31 +341,79 @@ macro_rules! multiply {
     };
 }
 
-/// into[row][position] = Σ queries[row] · keys[position] for one page.
+/// into[page][row][position] = Σ queries[row] · keys[page][position] for a block's pages.
 ///
 /// # Safety
-/// Tiles are configured for attention; queries are [d / 32][16][32], keys [d / 2][16][2].
-pub(super) unsafe fn score_page(
+/// Tiles are configured for attention; queries are [d / 32][16][32], each page's keys [d / 2][16][2].
+pub(super) unsafe fn score_pages(
     queries: *const bf16,
-    keys: *const bf16,
+    keys: &[*const bf16],
     head_dim: usize,
     into: *mut f32,
+    fetcher: &mut Fetcher,
 ) {
     // SAFETY: as promised by the caller.
     unsafe {
-        asm!("tilezero tmm0", options(nostack, nomem));
-        for step in 0..head_dim / STEP {
-            load!("4", queries.add(step * TILE), ROW_BYTES);
-            load!("6", keys.add(step * TILE), ROW_BYTES);
-            multiply!("0", "4", "6");
+        // Four pages at once: one alone would wait for each product before the next.
+        if let &[a, b, c, d] = keys {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, nomem)
+            );
+            for step in 0..head_dim / STEP {
+                load!("4", queries.add(step * TILE), ROW_BYTES);
+                load!("6", a.add(step * TILE), ROW_BYTES);
+                multiply!("0", "4", "6");
+                fetcher.fetch(2);
+                load!("6", b.add(step * TILE), ROW_BYTES);
+                multiply!("1", "4", "6");
+                fetcher.fetch(2);
+                load!("6", c.add(step * TILE), ROW_BYTES);
+                multiply!("2", "4", "6");
+                fetcher.fetch(2);
+                load!("6", d.add(step * TILE), ROW_BYTES);
+                multiply!("3", "4", "6");
+                fetcher.fetch(2);
+            }
+            if !head_dim.is_multiple_of(STEP) {
+                let step = head_dim / STEP;
+                load!("5", queries.add(step * TILE), ROW_BYTES);
+                load!("7", a.add(step * TILE), ROW_BYTES);
+                multiply!("0", "5", "7");
+                load!("7", b.add(step * TILE), ROW_BYTES);
+                multiply!("1", "5", "7");
+                load!("7", c.add(step * TILE), ROW_BYTES);
+                multiply!("2", "5", "7");
+                load!("7", d.add(step * TILE), ROW_BYTES);
+                multiply!("3", "5", "7");
+                fetcher.fetch(4);
+            }
+            store!("0", into);
+            store!("1", into.add(RESULT_TILE));
+            store!("2", into.add(2 * RESULT_TILE));
+            store!("3", into.add(3 * RESULT_TILE));
+            return;
         }
-        if !head_dim.is_multiple_of(STEP) {
-            let step = head_dim / STEP;
-            load!("5", queries.add(step * TILE), ROW_BYTES);
-            load!("7", keys.add(step * TILE), ROW_BYTES);
-            multiply!("0", "5", "7");
+        for (page, &keys) in keys.iter().enumerate() {
+            asm!("tilezero tmm0", options(nostack, nomem));
+            for step in 0..head_dim / STEP {
+                load!("4", queries.add(step * TILE), ROW_BYTES);
+                load!("6", keys.add(step * TILE), ROW_BYTES);
+                multiply!("0", "4", "6");
+                fetcher.fetch(2);
+            }
+            if !head_dim.is_multiple_of(STEP) {
+                let step = head_dim / STEP;
+                load!("5", queries.add(step * TILE), ROW_BYTES);
+                load!("7", keys.add(step * TILE), ROW_BYTES);
+                multiply!("0", "5", "7");
+                fetcher.fetch(1);
+            }
+            store!("0", into.add(page * RESULT_TILE));
         }
-        store!("0", into);
     }
 }
 
@@ -379,6 +427,7 @@ pub(super) unsafe fn add_values(
     values: &[*const bf16],
     head_dim: usize,
     into: *mut f32,
+    fetcher: &mut Fetcher,
 ) {
     let row_bytes = head_dim * 2 * size_of::<bf16>();
     // SAFETY: as promised by the caller.
@@ -396,12 +445,16 @@ pub(super) unsafe fn add_values(
                 load!("5", weights(page), ROW_BYTES);
                 load!("7", column(values, first), row_bytes);
                 multiply!("0", "5", "7");
+                fetcher.fetch(3);
                 load!("7", column(values, first + 1), row_bytes);
                 multiply!("1", "5", "7");
+                fetcher.fetch(3);
                 load!("7", column(values, first + 2), row_bytes);
                 multiply!("2", "5", "7");
+                fetcher.fetch(3);
                 load!("7", column(values, first + 3), row_bytes);
                 multiply!("3", "5", "7");
+                fetcher.fetch(3);
             }
             store!("0", into);
             store!("1", into.add(RESULT_TILE));
@@ -415,6 +468,7 @@ pub(super) unsafe fn add_values(
                 load!("5", weights(page), ROW_BYTES);
                 load!("7", column(values, last), row_bytes);
                 multiply!("0", "5", "7");
+                fetcher.fetch(3);
             }
             store!("0", into);
         }

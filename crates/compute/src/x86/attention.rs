@@ -15,7 +15,7 @@ use crate::ComputeError;
 use crate::memory::Memory;
 use glinthawk_flight::PAGE_POSITIONS;
 use half::bf16;
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 
 /// Positions of one page.
@@ -53,6 +53,60 @@ impl HeadPages {
     unsafe fn values(&self, page: u32) -> *const bf16 {
         // SAFETY: as above; values follow the keys.
         unsafe { self.keys(page).add(PAGE * self.head_dim) }
+    }
+}
+
+/// Fetches the pages of the block after this one, a few lines at a time between the products, so
+/// that memory is never idle and never asked for more than it can take.
+pub(super) struct Fetcher {
+    /// Keys and values of the pages still to be fetched, the next one last.
+    pages: [*const bf16; BLOCK_PAGES],
+    left: usize,
+    /// Where to go on, and groups of lines left of that page.
+    next: *const bf16,
+    groups: usize,
+    page_groups: usize,
+}
+
+/// Lines fetched together.
+const GROUP_LINES: usize = 4;
+/// Values of a cache line.
+const LINE: usize = 32;
+
+impl Fetcher {
+    /// For the first pages of `pages`, as many as a block holds.
+    #[inline(always)]
+    pub(super) unsafe fn new(head: HeadPages, pages: &[u32]) -> Self {
+        let mut pointers = [std::ptr::null(); BLOCK_PAGES];
+        let left = pages.len().min(BLOCK_PAGES);
+        for (pointer, &page) in pointers[..left].iter_mut().rev().zip(pages) {
+            // SAFETY: the page exists, as promised by the caller.
+            *pointer = unsafe { head.keys(page) };
+        }
+        let page_groups = 2 * PAGE * head.head_dim / (GROUP_LINES * LINE);
+        Self { pages: pointers, left, next: std::ptr::null(), groups: 0, page_groups }
+    }
+
+    /// Fetches `groups` groups of lines more. Two for each step of a page's scores and three for
+    /// each column of its values fetch exactly as many pages as are used meanwhile.
+    #[inline(always)]
+    pub(super) fn fetch(&mut self, groups: usize) {
+        for _ in 0..groups {
+            if self.groups == 0 {
+                if self.left == 0 {
+                    return;
+                }
+                self.left -= 1;
+                self.next = self.pages[self.left];
+                self.groups = self.page_groups;
+            }
+            for line in 0..GROUP_LINES {
+                // SAFETY: a prefetch reads nothing.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(self.next.wrapping_add(line * LINE).cast()) };
+            }
+            self.next = self.next.wrapping_add(GROUP_LINES * LINE);
+            self.groups -= 1;
+        }
     }
 }
 
@@ -122,12 +176,14 @@ impl Tile<'_> {
     }
 }
 
-/// Attends the queries in `work` to the given pages, all of one split, into `work.part`.
+/// Attends the queries in `work` to the given pages, all of one split, into `work.part`. `after`
+/// are the pages that will be wanted next, with their head.
 #[inline(always)]
 unsafe fn attend_lanes<L: Lanes>(
     tile: &Tile<'_>,
     head: HeadPages,
     range: &Range<usize>,
+    after: (HeadPages, &[u32]),
     work: &mut Workspace,
 ) {
     work.part.clear();
@@ -135,49 +191,56 @@ unsafe fn attend_lanes<L: Lanes>(
     while page < range.end {
         let end = (page / BLOCK_PAGES * BLOCK_PAGES + BLOCK_PAGES).min(range.end);
         let pages = &tile.pages[page..end];
-        let next = &tile.pages[end..(end + BLOCK_PAGES).min(range.end)];
         // SAFETY: pages of the tile exist, and buffers have room for a block, by construction.
         unsafe {
-            for (index, &page) in pages.iter().enumerate() {
-                let into = work.scores[index * RESULT_TILE..][..RESULT_TILE].as_mut_ptr();
-                score_page::<L>(tile, head, page, &work.queries, into);
-            }
-            for &page in next {
-                prefetch(head.keys(page), 2 * PAGE * head.head_dim);
-            }
+            let mut fetcher = if end < range.end {
+                Fetcher::new(head, &tile.pages[end..range.end])
+            } else {
+                Fetcher::new(after.0, after.1)
+            };
+            score_pages::<L>(tile, head, pages, work, &mut fetcher);
             for row in 0..tile.rows {
                 weigh_row::<L>(tile, row, page * PAGE, pages.len(), head, work);
             }
-            add_values::<L>(tile, head, pages, work);
+            add_values::<L>(tile, head, pages, work, &mut fetcher);
         }
         page = end;
     }
 }
 
-/// Scores of all rows for one page: q · k, not yet scaled.
+/// Scores of all rows for a block's pages: q · k, not yet scaled.
 #[inline(always)]
-unsafe fn score_page<L: Lanes>(
+unsafe fn score_pages<L: Lanes>(
     tile: &Tile<'_>,
     head: HeadPages,
-    page: u32,
-    queries: &[bf16],
-    into: *mut f32,
+    pages: &[u32],
+    work: &mut Workspace,
+    fetcher: &mut Fetcher,
 ) {
     // SAFETY: as promised by the caller.
     unsafe {
+        let into = work.scores.as_mut_ptr();
         if tile.tiles {
-            return amx::score_page(queries.as_ptr(), head.keys(page), head.head_dim, into);
+            let mut keys = [std::ptr::null(); BLOCK_PAGES];
+            for (pointer, &page) in keys.iter_mut().zip(pages) {
+                *pointer = head.keys(page);
+            }
+            let keys = &keys[..pages.len()];
+            return amx::score_pages(work.queries.as_ptr(), keys, head.head_dim, into, fetcher);
         }
-        dot_rows::<L>(&DotRows {
-            left: queries.as_ptr(),
-            rows: tile.rows,
-            left_step: TILE,
-            right: head.keys(page),
-            right_pair: 2 * PAGE,
-            pairs: head.head_dim / 2,
-            result: into,
-            accumulate: false,
-        });
+        for (index, &page) in pages.iter().enumerate() {
+            fetcher.fetch(head.head_dim / LANES);
+            dot_rows::<L>(&DotRows {
+                left: work.queries.as_ptr(),
+                rows: tile.rows,
+                left_step: TILE,
+                right: head.keys(page),
+                right_pair: 2 * PAGE,
+                pairs: head.head_dim / 2,
+                result: into.add(index * RESULT_TILE),
+                accumulate: false,
+            });
+        }
     }
 }
 
@@ -240,6 +303,7 @@ unsafe fn add_values<L: Lanes>(
     head: HeadPages,
     pages: &[u32],
     work: &mut Workspace,
+    fetcher: &mut Fetcher,
 ) {
     // SAFETY: as promised by the caller.
     unsafe {
@@ -248,16 +312,12 @@ unsafe fn add_values<L: Lanes>(
             for (pointer, &page) in values.iter_mut().zip(pages) {
                 *pointer = head.values(page);
             }
-            let values = &values[..pages.len()];
-            return amx::add_values(
-                work.weights.as_ptr(),
-                values,
-                head.head_dim,
-                work.part.values.as_mut_ptr(),
-            );
+            let (values, into) = (&values[..pages.len()], work.part.values.as_mut_ptr());
+            return amx::add_values(work.weights.as_ptr(), values, head.head_dim, into, fetcher);
         }
         for (index, &page) in pages.iter().enumerate() {
             for column in 0..head.head_dim / LANES {
+                fetcher.fetch(3);
                 dot_rows::<L>(&DotRows {
                     left: work.weights.as_ptr().add(index / 2 * TILE + index % 2 * PAGE),
                     rows: tile.rows,
@@ -276,17 +336,15 @@ unsafe fn add_values<L: Lanes>(
 const COUNT: [f32; LANES] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
 
-#[inline(always)]
-unsafe fn prefetch(from: *const bf16, len: usize) {
-    for line in (0..len).step_by(32) {
-        // SAFETY: a prefetch reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.add(line).cast()) };
-    }
-}
-
 for_each_isa! {
     /// Attends a tile to the pages of one split.
-    fn attend = attend_lanes(tile: &Tile<'_>, head: HeadPages, range: &Range<usize>, work: &mut Workspace)
+    fn attend = attend_lanes(
+        tile: &Tile<'_>,
+        head: HeadPages,
+        range: &Range<usize>,
+        after: (HeadPages, &[u32]),
+        work: &mut Workspace,
+    )
 }
 
 /// Adds a split's part to the total. Rows that the split had nothing for stay as they are.

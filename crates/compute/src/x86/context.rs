@@ -106,23 +106,18 @@ impl X86Context {
         }
         let layer_values = SharedMut::new(layer_values);
         self.threads.for_each(rows.len(), |index| {
-            let row = &rows[index];
-            let position = row.position as usize;
-            let (page, slot) = (row.pages[position / PAGE] as usize, position % PAGE);
+            let (pages, position) = (rows[index].pages, rows[index].position as usize);
+            let (page, slot) = (pages[position / PAGE] as usize, position % PAGE);
             let row = &qkv[index * qkv_width..][..qkv_width];
             for head in 0..kv_heads {
                 let keys = &row[query_width + head * head_dim..][..head_dim];
                 let values = &row[query_width + kv_width + head * head_dim..][..head_dim];
-                let start = page * page_values + head * head_values;
-                for (pair, keys) in keys.chunks_exact(2).enumerate() {
-                    // SAFETY: no two rows have the same page and position.
-                    unsafe { layer_values.part(start + pair * 2 * PAGE + slot * 2, 2) }
-                        .copy_from_slice(keys);
-                }
-                let start = start + PAGE * head_dim + slot / 2 * 2 * head_dim + slot % 2;
-                for (column, &value) in values.iter().enumerate() {
-                    // SAFETY: as above.
-                    unsafe { layer_values.part(start + 2 * column, 1) }.fill(value);
+                // SAFETY: no two rows have the same page and position, and others' places on the
+                // page are not touched.
+                unsafe {
+                    let into =
+                        layer_values.place(page * page_values + head * head_values, head_values);
+                    store_position(keys, values, into, slot);
                 }
             }
         });
@@ -205,8 +200,15 @@ impl X86Context {
         }
     }
 
-    /// Attends a whole tile, split after split.
-    fn attend_whole(&self, layer: usize, batch: &Batch<'_>, job: &Job, work: &mut Workspace) {
+    /// Attends a whole tile, split after split. `next` is the job that this thread will do then.
+    fn attend_whole(
+        &self,
+        layer: usize,
+        batch: &Batch<'_>,
+        job: &Job,
+        next: Option<&Job>,
+        work: &mut Workspace,
+    ) {
         let tile = Self::tile(&self.config, self.isa, batch.rows, job);
         let head = self.head_pages(layer, job.kv_head);
         let pages = tile.range();
@@ -215,10 +217,17 @@ impl X86Context {
         if splits.len() > 1 {
             work.total.clear();
         }
+        let next = next.map_or((head, &[][..]), |next| {
+            let tile = Self::tile(&self.config, self.isa, batch.rows, next);
+            (self.head_pages(layer, next.kv_head), &tile.pages[tile.range().start..])
+        });
         for split in splits.clone() {
+            let range = split_pages(split, &pages);
+            let after =
+                if split + 1 < splits.end { (head, &tile.pages[range.end..]) } else { next };
             // SAFETY: the instruction set is there; pages were checked when their rows were stored.
             unsafe {
-                attention::attend(self.isa, &tile, head, &split_pages(split, &pages), work);
+                attention::attend(self.isa, &tile, head, &range, after, work);
                 if splits.len() > 1 {
                     attention::combine(self.isa, tile.rows, &work.part, &mut work.total);
                 }
@@ -239,6 +248,26 @@ impl X86Context {
                 let into = batch.attended.part(start, head_dim);
                 attention::finish_row(self.isa, tile_row, total, into.as_mut_ptr());
             }
+        }
+    }
+}
+
+/// Writes one position's keys and values into a head's page, [d / 2][16 positions][2] and
+/// [16 / 2][d][2].
+///
+/// # Safety
+/// `into` points at a whole page of one head; nobody else writes this position.
+unsafe fn store_position(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize) {
+    // SAFETY: every place lies on the page.
+    unsafe {
+        for (pair, keys) in keys.chunks_exact(2).enumerate() {
+            into.add(pair * 2 * PAGE + slot * 2)
+                .cast::<[bf16; 2]>()
+                .write_unaligned([keys[0], keys[1]]);
+        }
+        let into = into.add(PAGE * keys.len() + slot / 2 * 2 * keys.len() + slot % 2);
+        for (column, &value) in values.iter().enumerate() {
+            into.add(2 * column).write(value);
         }
     }
 }
@@ -279,8 +308,8 @@ impl ContextKernels for X86Context {
             if few && longest >= SPLIT_PAGES { self.plan_splits(rows).unwrap_or(0) } else { 0 };
         let mut workspaces = std::mem::take(&mut self.workspaces);
         if parts == 0 {
-            self.for_each_job(self.jobs.len(), &mut workspaces, |this, job, work| {
-                this.attend_whole(layer, &batch, &this.jobs[job], work);
+            self.for_each_job(self.jobs.len(), &mut workspaces, |this, job, next, work| {
+                this.attend_whole(layer, &batch, &this.jobs[job], this.jobs.get(next), work);
             });
         } else {
             self.attend_split(layer, &batch, parts, &mut workspaces);
@@ -300,7 +329,7 @@ impl X86Context {
     ) {
         let mut made = std::mem::take(&mut self.parts);
         let shared = SharedMut::new(&mut made);
-        self.for_each_job(parts, workspaces, |this, part, work| {
+        self.for_each_job(parts, workspaces, |this, part, _, work| {
             let job =
                 this.jobs.iter().rfind(|job| job.first_part <= part).expect("every part has a job");
             let tile = Self::tile(&this.config, this.isa, batch.rows, job);
@@ -308,13 +337,8 @@ impl X86Context {
             this.load_queries(batch, job, &mut work.queries);
             // SAFETY: the instruction set is there, the pages are; no other task has this part.
             unsafe {
-                attention::attend(
-                    this.isa,
-                    &tile,
-                    this.head_pages(layer, job.kv_head),
-                    &pages,
-                    work,
-                );
+                let head = this.head_pages(layer, job.kv_head);
+                attention::attend(this.isa, &tile, head, &pages, (head, &[]), work);
                 std::mem::swap(&mut work.part, &mut shared.part(part, 1)[0]);
             }
         });
@@ -333,11 +357,12 @@ impl X86Context {
     }
 
     /// Runs `task` for every index below `tasks`, on all threads, each with a workspace of its own.
+    /// A task hears which one follows it on its thread, or a number past the last.
     fn for_each_job(
         &self,
         tasks: usize,
         workspaces: &mut [Workspace],
-        task: impl Fn(&Self, usize, &mut Workspace) + Sync,
+        task: impl Fn(&Self, usize, usize, &mut Workspace) + Sync,
     ) {
         let next = AtomicUsize::new(0);
         let workspaces = SharedMut::new(workspaces);
@@ -348,12 +373,12 @@ impl X86Context {
             };
             // SAFETY: whoever made the context was sure that the machine has the instruction set.
             let _tiles = (self.isa == Isa::Amx).then(|| unsafe { Tiles::for_attention() });
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= tasks {
-                    return;
-                }
-                task(self, index, work);
+            let take = || next.fetch_add(1, Ordering::Relaxed);
+            let mut index = take();
+            while index < tasks {
+                let following = take();
+                task(self, index, following, work);
+                index = following;
             }
         });
     }

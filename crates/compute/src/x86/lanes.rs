@@ -52,29 +52,35 @@ pub(super) trait Lanes: Copy {
     #[inline(always)]
     unsafe fn to_array(self) -> [f32; LANES] {
         let mut array = [0.0; LANES];
-        // SAFETY: the array has room for all lanes.
         unsafe { self.store(array.as_mut_ptr()) };
         array
     }
 
+    /// Eight sums of lanes eight apart.
+    unsafe fn fold_sum(self) -> __m256;
+    /// Eight maxima of lanes eight apart.
+    unsafe fn fold_max(self) -> __m256;
+
     /// Sum of all lanes, in one fixed order.
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        // SAFETY: as promised by the caller.
-        let array = unsafe { self.to_array() };
-        let fold =
-            |from: usize| (array[from] + array[from + 8]) + (array[from + 4] + array[from + 12]);
-        (fold(0) + fold(2)) + (fold(1) + fold(3))
+        unsafe {
+            let eight = self.fold_sum();
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
     }
 
     /// Largest of all lanes.
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
-        // SAFETY: as promised by the caller.
-        let array = unsafe { self.to_array() };
-        array
-            .into_iter()
-            .fold(f32::NEG_INFINITY, |largest, value| if value > largest { value } else { largest })
+        unsafe {
+            let eight = self.fold_max();
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
     }
 }
 
@@ -136,6 +142,18 @@ macro_rules! zmm_common {
             unsafe {
                 let power = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted.0));
                 Self(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(self.0), power)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn fold_sum(self) -> __m256 {
+            unsafe {
+                _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0))
+            }
+        }
+        #[inline(always)]
+        unsafe fn fold_max(self) -> __m256 {
+            unsafe {
+                _mm256_max_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0))
             }
         }
         #[inline(always)]
@@ -318,6 +336,14 @@ impl Lanes for Ymm2 {
                 _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(value), power))
             })
         }
+    }
+    #[inline(always)]
+    unsafe fn fold_sum(self) -> __m256 {
+        unsafe { _mm256_add_ps(self.0, self.1) }
+    }
+    #[inline(always)]
+    unsafe fn fold_max(self) -> __m256 {
+        unsafe { _mm256_max_ps(self.0, self.1) }
     }
     #[inline(always)]
     unsafe fn guess_reciprocal(self) -> Self {
