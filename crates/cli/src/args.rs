@@ -34,8 +34,16 @@ pub enum Command {
     Models,
     /// Join a dispatcher as a worker; it gives the role
     Worker(WorkerArgs),
-    /// Measure this machine end to end: tokens per second on a fixed job
-    Bench(BenchArgs),
+    /// Measure this machine: the engine end to end, or its kernels or its network alone
+    #[command(args_conflicts_with_subcommands = true)]
+    Bench {
+        /// What to measure; end to end where nothing is said
+        #[command(subcommand)]
+        part: Option<BenchPart>,
+        /// Options of the end-to-end measurement
+        #[command(flatten)]
+        args: BenchArgs,
+    },
 }
 
 const RUN_HELP: &str = "\
@@ -59,12 +67,12 @@ pub struct RunArgs {
     /// Write statistics of the run to this file, as JSON
     #[arg(long, value_name = "FILE.json")]
     pub stats: Option<PathBuf>,
-    /// The cluster's options
-    #[command(flatten)]
-    pub cluster: ClusterArgs,
     /// The engine's options
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// The cluster's options
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 /// Options that spread the engine over processes and machines.
@@ -92,8 +100,8 @@ pub struct ClusterArgs {
     /// Workers to wait for; --tier1 and --tier2 say what they become
     #[arg(long, value_name = "N", requires = "listen", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub workers: Option<u32>,
-    /// When Tier 1 computes: what is ready, or whole flights (to see what stragglers cost)
-    #[arg(long, value_enum, default_value_t = MergeArg::Ready)]
+    /// When Tier 1 computes: what is `ready`, or whole `flights` (to see what stragglers cost)
+    #[arg(long, value_enum, default_value_t = MergeArg::Ready, hide_possible_values = true)]
     pub merge: MergeArg,
     /// Write every node's timeline to this file, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE.json")]
@@ -141,6 +149,7 @@ pub struct WorkerArgs {
 
 /// Options that choose and size the engine.
 #[derive(Args)]
+#[command(next_help_heading = "Model and engine")]
 pub struct EngineArgs {
     /// A name of the catalogue, a folder or .gguf file, org/name of the Hugging Face hub, or dummy:SHAPE
     #[arg(long, short, default_value = DEFAULT_MODEL)]
@@ -190,6 +199,49 @@ pub struct GenerateArgs {
     /// The engine's options
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// A part to measure alone.
+#[derive(Subcommand)]
+pub enum BenchPart {
+    /// Each kernel's share of the machine's ceilings, measured in the same run
+    Kernels(KernelBenchArgs),
+    /// What the network controller adds to bare TCP on the loopback
+    Net {
+        /// Rows of a shard
+        #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+        rows: u32,
+        /// Whose widths the messages have: a shape such as llama2-7b
+        #[arg(long, default_value = "smollm2-135m")]
+        shape: String,
+    },
+}
+
+/// Options of `bench kernels`.
+#[derive(Args)]
+pub struct KernelBenchArgs {
+    /// Shapes to measure
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "smollm2-135m,llama2-7b,llama3-8b,llama2-70b"
+    )]
+    pub shapes: Vec<String>,
+    /// Batches of the products, in rows
+    #[arg(long, value_delimiter = ',', default_value = "1,4,16,64,256,512,1024")]
+    pub batches: Vec<usize>,
+    /// Contexts of the attention, in tokens
+    #[arg(long, value_delimiter = ',', default_value = "128,512,2048,8192")]
+    pub contexts: Vec<usize>,
+    /// Repetitions; the median counts
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Kernel threads [default: the cores this process may use]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Instruction set [default: the best here]
+    #[arg(long, env = "GLINTHAWK_ISA")]
+    pub isa: Option<Isa>,
 }
 
 /// Options of `bench`.
