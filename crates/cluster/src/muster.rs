@@ -246,6 +246,9 @@ impl Muster {
         while !waiting.is_empty() {
             tick(names.len() - waiting.len(), true)?;
             match self.controller.recv(TICK) {
+                Some(Event::Message { peer, .. }) if !names.contains_key(&peer) => {
+                    tracing::warn!(%peer, "a worker came too late to have a role");
+                }
                 Some(Event::Message { peer, message, .. }) => match Control::read(&message)? {
                     Control::Ready => {
                         waiting.remove(&peer);

@@ -1,0 +1,134 @@
+//! A prompt's output does not depend on who computes it: the same bytes from one process and from
+//! clusters of every shape, over links of every quality.
+
+mod cluster_support;
+mod common;
+
+use common::{Case, mixed_requests};
+use glinthawk_model::testing;
+use serde_json::Value;
+
+/// Contexts of these lengths only, so that memory can be ample or tight.
+const MAX_CONTEXT: [&str; 2] = ["--max-context", "192"];
+
+/// One way to run the same input.
+struct Topology {
+    name: &'static str,
+    /// Processes that compute, and how many nodes they are.
+    nodes: usize,
+    options: &'static [&'static str],
+}
+
+/// Of a model with three layers: two slices are uneven, three have one each.
+const TOPOLOGIES: [Topology; 13] = [
+    Topology { name: "1x0", nodes: 2, options: &["--tier1", "1", "--tier2", "0"] },
+    Topology { name: "2x0", nodes: 4, options: &["--tier1", "2", "--tier2", "0"] },
+    Topology { name: "1x1", nodes: 2, options: &["--tier1", "1", "--tier2", "1"] },
+    Topology { name: "1x3", nodes: 4, options: &["--tier1", "1", "--tier2", "3"] },
+    Topology { name: "2x1", nodes: 4, options: &["--tier1", "2", "--tier2", "1"] },
+    Topology { name: "3x2", nodes: 9, options: &["--tier1", "3", "--tier2", "2"] },
+    Topology {
+        name: "hybrid 1x1",
+        nodes: 3,
+        options: &["--tier1", "1", "--tier2", "1", "--hybrid"],
+    },
+    Topology {
+        name: "hybrid 2x2",
+        nodes: 8,
+        options: &["--tier1", "2", "--tier2", "2", "--hybrid"],
+    },
+    Topology {
+        name: "one small flight",
+        nodes: 3,
+        options: &[
+            "--tier1",
+            "1",
+            "--tier2",
+            "2",
+            "--flights",
+            "1",
+            "--batch",
+            "24",
+            "--chunk",
+            "5",
+        ],
+    },
+    Topology {
+        name: "whole flights",
+        nodes: 4,
+        options: &["--tier1", "1", "--tier2", "3", "--merge", "flights"],
+    },
+    Topology {
+        name: "delay",
+        nodes: 3,
+        options: &["--tier1", "1", "--tier2", "2", "--delay", "2ms"],
+    },
+    Topology {
+        name: "bandwidth",
+        nodes: 4,
+        options: &["--tier1", "2", "--tier2", "1", "--bandwidth", "50mbit"],
+    },
+    Topology {
+        name: "tight memory",
+        nodes: 3,
+        options: &["--tier1", "1", "--tier2", "2", "--context-memory", "100KiB"],
+    },
+];
+
+fn run(case: &Case, options: &[&str]) -> (Vec<String>, Value) {
+    let (finished, stats) =
+        case.run_with_stats(&[&MAX_CONTEXT[..], &["--overwrite"], options].concat());
+    finished.expect(0);
+    (case.results(), stats)
+}
+
+/// Every topology gives the bytes of one process, and each of its nodes had a part in it.
+fn check(case: &Case, topologies: &[Topology]) {
+    let (expected, _) = run(case, &["--context-memory", "64MiB"]);
+    for Topology { name, nodes, options } in topologies {
+        let (results, stats) = run(case, options);
+        assert!(results == expected, "{name}: other results than one process");
+        let shares = stats["nodes"].as_array().expect("a list of nodes");
+        assert_eq!(shares.len(), *nodes, "{name}");
+        for share in shares {
+            assert!(share["batches"].as_u64() > Some(0), "{name}: {} was idle", share["name"]);
+        }
+        let recomputed = stats["prompts_recomputed"].as_u64().expect("a count");
+        assert_eq!(recomputed > 0, *name == "tight memory", "{name}: {recomputed} recomputed");
+    }
+}
+
+/// Eight that grow to eleven pages each, whatever they say: tight memory cannot hold them together.
+fn long_requests() -> String {
+    let line = |seed: u32| {
+        format!(
+            "{{\"custom_id\":\"long-{seed}\",\"prompt\":\"once\",\"seed\":{seed},\"ignore_eos\":true,\"max_tokens\":170}}\n"
+        )
+    };
+    (0..8).map(line).collect()
+}
+
+#[test]
+fn outputs_are_identical_in_every_topology() {
+    let case = Case::new(long_requests() + &mixed_requests(292, 4, 24));
+    check(&case, &TOPOLOGIES);
+    assert_eq!(case.answers().len(), 300);
+}
+
+/// Greedy, sampled, stopped and long.
+const REAL_REQUESTS: &str = r#"
+{"custom_id":"chat","messages":[{"role":"user","content":"Name a colour."}],"seed":3,"logprobs":true,"top_logprobs":2,"max_tokens":6}
+{"custom_id":"stop","prompt":"One, two, three,","temperature":0,"stop":[" five"],"max_tokens":6}
+{"custom_id":"long","prompt":"There is a town by the sea where all of the boats come in and","temperature":0.9,"n":2,"frequency_penalty":0.5,"ignore_eos":true,"max_tokens":8}
+"#;
+
+#[test]
+fn a_real_model_says_the_same_from_uneven_slices() {
+    let Some(model) = testing::default_model() else { return };
+    let model = model.to_str().expect("a path of text").to_owned();
+    let case = Case { model, ..Case::new(REAL_REQUESTS) };
+    // Thirty layers in four slices: 8, 8, 7 and 7.
+    let options = &["--tier1", "4", "--tier2", "1", "--context-memory", "32MiB"];
+    check(&case, &[Topology { name: "4x1", nodes: 8, options }]);
+    assert_eq!(case.answers().len(), 3);
+}

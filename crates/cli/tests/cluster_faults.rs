@@ -1,0 +1,131 @@
+//! A cluster whose processes are killed or interrupted: it ends, all of it, with one clear line, and
+//! what it had finished is kept; the same job goes on in any topology with identical bytes.
+
+mod cluster_support;
+mod common;
+
+use cluster_support::{Dispatcher, Process, Running, expect_gone};
+use common::{Case, Random, mixed_requests};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::fs;
+use std::os::unix::process::CommandExt;
+
+const LINES: usize = 200;
+
+/// Two slices, each with its Tier-2 node: four workers. Slow enough, without using a core, to be met
+/// half-way.
+const CLUSTER: [&str; 10] =
+    ["--tier1", "2", "--tier2", "1", "--batch", "8", "--flights", "2", "--delay", "2ms"];
+
+struct Story {
+    case: Case,
+    expected: Vec<String>,
+}
+
+impl Story {
+    fn new() -> Self {
+        let case = Case::new(mixed_requests(LINES as u64, 4, 16));
+        case.run(&[]).expect(0);
+        let expected = case.results();
+        fs::remove_file(case.output()).expect("the output of one process");
+        Self { case, expected }
+    }
+
+    /// Starts the cluster; returns it and its workers once it has `lines` lines.
+    fn start(&self, lines: usize) -> (Running, Vec<Process>) {
+        let mut running = Running::start(&mut self.case.command(&CLUSTER));
+        running.wait_for_lines(&self.case.output(), lines);
+        let workers = running.process().children();
+        assert_eq!(workers.len(), 4, "two slices with a Tier-2 node each");
+        (running, workers)
+    }
+
+    /// What is there is a part of what is to be there, in whole lines.
+    fn expect_part(&self, lines: usize) -> usize {
+        let written = self.case.results();
+        assert!(written.iter().all(|line| self.expected.contains(line)));
+        assert!((lines..LINES).contains(&written.len()), "{} lines", written.len());
+        written.len()
+    }
+
+    fn expect_resumed(&self, options: &[&str]) {
+        let resumed = self.case.run(options).expect(0);
+        assert!(resumed.stderr.contains("by an earlier run"), "{}", resumed.stderr);
+        assert!(self.case.results() == self.expected, "{options:?}: other results");
+    }
+}
+
+#[test]
+fn a_killed_worker_ends_the_job_with_a_clear_line() {
+    let story = Story::new();
+    let mut lines = 0;
+    // Each of the four in turn, the same output going on.
+    for victim in 0..4 {
+        let (running, mut workers) = story.start(lines + 1 + Random(victim).below(30) as usize);
+        workers.sort_by_key(|worker| worker.id());
+        workers[victim as usize].kill();
+        let failed = running.finish().expect(1);
+        let errors: Vec<&str> =
+            failed.stderr.lines().filter(|line| line.starts_with("error: ")).collect();
+        let [error] = errors[..] else { panic!("one error, not: {}", failed.stderr) };
+        assert!(error.contains("worker tier"), "{error}");
+        assert!(error.contains("gone"), "{error}");
+        assert!(error.contains("the same command continues"), "{error}");
+        expect_gone(&workers);
+        lines = story.expect_part(lines + 1);
+    }
+    story.expect_resumed(&CLUSTER);
+}
+
+#[test]
+fn a_killed_dispatcher_takes_its_workers_along() {
+    let story = Story::new();
+    let (running, workers) = story.start(20);
+    running.process().kill();
+    assert_eq!(running.finish().code, None);
+    expect_gone(&workers);
+    story.expect_part(20);
+    story.expect_resumed(&[]);
+}
+
+#[test]
+fn workers_from_elsewhere_end_with_a_killed_dispatcher() {
+    let case = Case::new(mixed_requests(LINES as u64, 4, 16));
+    let options = ["--workers", "2", "--batch", "8", "--delay", "2ms"];
+    let mut dispatcher = Dispatcher::listen(&case, "127.0.0.1:0", &options);
+    let workers = [dispatcher.worker(&[]), dispatcher.worker(&[])];
+    dispatcher.running.wait_for_lines(&case.output(), 10);
+    dispatcher.running.process().kill();
+    dispatcher.running.finish();
+    for worker in workers {
+        let ended = worker.finish().expect(1);
+        assert!(ended.stderr.contains("gone"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn an_interrupted_cluster_ends_in_good_order() {
+    let story = Story::new();
+    let mut lines = 0;
+    for whole_group in [false, true] {
+        let mut command = story.case.command(&CLUSTER);
+        let mut running = Running::start(command.process_group(0));
+        running.wait_for_lines(&story.case.output(), lines + 20);
+        let dispatcher = running.process();
+        let workers = dispatcher.children();
+        assert_eq!(workers.len(), 4);
+        if whole_group {
+            let group = Pid::from_raw(dispatcher.id() as i32).expect("an id");
+            kill_process_group(group, Signal::INT).expect("the group is ours");
+        } else {
+            running.signal(Signal::INT);
+        }
+        let stopped = running.finish().expect(1);
+        assert!(stopped.stderr.contains("the same command continues"), "{}", stopped.stderr);
+        assert!(!stopped.stderr.contains("error"), "{}", stopped.stderr);
+        assert!(!stopped.stderr.contains("did not leave"), "{}", stopped.stderr);
+        expect_gone(&workers);
+        lines = story.expect_part(lines + 20);
+    }
+    story.expect_resumed(&["--tier1", "1", "--tier2", "2"]);
+}

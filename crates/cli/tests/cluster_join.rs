@@ -1,0 +1,210 @@
+//! Workers from elsewhere: they join in any order, with or without the model, and whoever else
+//! comes to the port is sent away without disturbing anybody.
+
+mod cluster_support;
+mod common;
+
+use cluster_support::{Dispatcher, LOOK, Running, TOKEN_VARIABLE, worker};
+use common::{Case, Random, lines_in, mixed_requests};
+use glinthawk_model::testing;
+use serde_json::Value;
+use std::fs;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::thread::sleep;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Two slices with a Tier-2 node each.
+const TWO_BY_ONE: [&str; 4] = ["--tier1", "2", "--workers", "4"];
+
+/// Slow enough, without using a core, to be met half-way.
+const UNHURRIED: [&str; 6] = ["--batch", "8", "--flights", "2", "--delay", "1ms"];
+
+fn expected(case: &Case) -> Vec<String> {
+    case.run(&[]).expect(0);
+    let results = case.results();
+    fs::remove_file(case.output()).expect("the output of one process");
+    results
+}
+
+fn finish(case: &Case, dispatcher: Running, workers: Vec<Running>, expected: &[String]) {
+    dispatcher.finish().expect(0);
+    for worker in workers {
+        worker.finish().expect(0);
+    }
+    assert!(case.results() == expected, "other results than one process");
+    fs::remove_file(case.output()).expect("the output of the cluster");
+}
+
+#[test]
+fn workers_join_in_any_order() {
+    let case = Case::new(mixed_requests(60, 4, 16));
+    let expected = expected(&case);
+    const ORDERS: [[&[&str]; 4]; 4] = [
+        [&["--tier", "1"], &["--tier", "1"], &["--tier", "2"], &["--tier", "2"]],
+        [&["--tier", "2"], &["--tier", "1"], &["--tier", "2"], &["--tier", "1"]],
+        [&["--tier", "2"], &["--tier", "2"], &[], &[]],
+        [&[], &[], &[], &[]],
+    ];
+    for address in ["127.0.0.1:0", "[::1]:0"] {
+        if TcpListener::bind(address).is_err() {
+            eprintln!("skipped: no {address} here");
+            continue;
+        }
+        for order in ORDERS {
+            let dispatcher = Dispatcher::listen(&case, address, &TWO_BY_ONE);
+            let join = |options: &&[&str]| {
+                let worker = dispatcher.worker(options);
+                sleep(Duration::from_millis(20)); // so that they mostly come in this order
+                worker
+            };
+            let workers: Vec<Running> = order.iter().map(join).collect();
+            finish(&case, dispatcher.running, workers, &expected);
+        }
+    }
+}
+
+#[test]
+fn workers_may_be_there_before_the_dispatcher() {
+    let case = Case::new(mixed_requests(20, 4, 16));
+    let expected = expected(&case);
+    // A port that was free a moment ago.
+    let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let address = address.expect("a free port").to_string();
+    let start = |_| Running::start(&mut worker(&address, &[]));
+    let workers: Vec<Running> = (0..4).map(start).collect();
+    let dispatcher = Dispatcher::listen(&case, &address, &TWO_BY_ONE);
+    finish(&case, dispatcher.running, workers, &expected);
+}
+
+#[test]
+fn too_many_of_one_tier_are_said() {
+    let case = Case::new(mixed_requests(3, 4, 8));
+    let dispatcher = Dispatcher::listen(&case, "127.0.0.1:0", &["--tier1", "1", "--workers", "2"]);
+    let workers = [dispatcher.worker(&["--tier", "2"]), dispatcher.worker(&["--tier", "2"])];
+    let failed = dispatcher.running.finish().expect(1);
+    let wanted = "error: 0 workers can be Tier 1 and 2 Tier 2; 1 and 1 are needed";
+    assert!(failed.stderr.contains(wanted), "{}", failed.stderr);
+    for worker in workers {
+        let left = worker.finish().expect(1);
+        assert!(left.stderr.contains("the dispatcher is gone"), "{}", left.stderr);
+    }
+}
+
+#[test]
+fn strangers_are_sent_away_and_the_job_goes_on() {
+    let case = Case::new(mixed_requests(120, 4, 16));
+    let expected = expected(&case);
+    let options = [&["--tier1", "1", "--workers", "2"], &UNHURRIED[..]].concat();
+    let mut dispatcher = Dispatcher::listen(&case, "127.0.0.1:0", &options);
+
+    let mut silent = vec![throw_garbage(&dispatcher.address, 0)];
+    refused_worker(&dispatcher.address);
+    let tier2 = dispatcher.worker(&["--tier", "2"]);
+    silent.push(throw_garbage(&dispatcher.address, 1));
+    let tier1 = dispatcher.worker(&["--tier", "1"]);
+    // While they load, and while they work.
+    let surplus = dispatcher.worker(&[]);
+    silent.push(throw_garbage(&dispatcher.address, 2));
+    dispatcher.running.wait_for_lines(&case.output(), 1);
+    refused_worker(&dispatcher.address);
+    let late = dispatcher.worker(&[]);
+    for seed in 3..20 {
+        silent.push(throw_garbage(&dispatcher.address, seed));
+    }
+    assert!(lines_in(&case.output()) < 120, "all was over before it was disturbed");
+
+    let finished = dispatcher.running.finish().expect(0);
+    for reason in ["wrong cluster token", "not a glinthawk hello", "too late"] {
+        assert!(finished.stderr.contains(reason), "\"{reason}\" is missing: {}", finished.stderr);
+    }
+    for worker in [tier1, tier2] {
+        worker.finish().expect(0);
+    }
+    for worker in [surplus, late] {
+        let left = worker.finish().expect(1);
+        assert!(left.stderr.contains("error: the dispatcher is gone"), "{}", left.stderr);
+    }
+    assert!(case.results() == expected, "other results than one process");
+}
+
+/// A worker with another secret learns why it cannot join.
+fn refused_worker(address: &str) {
+    let mut command = worker(address, &[]);
+    let refused = Running::start(command.env(TOKEN_VARIABLE, "another secret")).finish();
+    refused.expect_error(&[address, "wrong cluster token"]);
+}
+
+/// Random bytes and a broken connection, half a hello, and a connection that says nothing, which
+/// is returned.
+fn throw_garbage(address: &str, seed: u64) -> TcpStream {
+    let mut random = Random(seed);
+    for length in [1, 7, 64, 1000, 100_000] {
+        let bytes: Vec<u8> = (0..length).map(|_| random.below(256) as u8).collect();
+        let mut stream = TcpStream::connect(address).expect("the dispatcher listens");
+        // It hangs up as soon as it sees what this is.
+        let _ = stream.write_all(&bytes);
+    }
+    TcpStream::connect(address).expect("the dispatcher listens")
+}
+
+#[test]
+fn a_worker_without_the_model_is_given_its_weights() {
+    let Some(model) = testing::default_model() else { return };
+    let requests = r#"{"custom_id":"greedy","prompt":"The sea is","temperature":0,"max_tokens":6}
+{"custom_id":"sampled","prompt":"The hills are","seed":4,"max_tokens":6}
+"#;
+    let case = Case::new(requests);
+    // A relative path means something to the dispatcher only: its workers are in other folders, one
+    // of which has a file of that name that is no such model.
+    std::os::unix::fs::symlink(&model, case.path("model.gguf")).expect("the model is linked");
+    let case = Case { model: "model.gguf".to_owned(), ..case };
+    let memory = ["--context-memory", "16MiB", "--max-context", "128"];
+    let run = |options: &[&str]| {
+        let mut command = case.command(&[&memory, options].concat());
+        command.current_dir(case.folder.path()).arg("--stats").arg(case.path("stats.json"));
+        command
+    };
+    Running::start(&mut run(&[])).finish().expect(0);
+    let expected = case.results();
+    fs::remove_file(case.output()).expect("the output of one process");
+
+    let dispatcher =
+        Dispatcher::start(&mut run(&["--listen", "127.0.0.1:0", "--tier1", "2", "--workers", "4"]));
+    let elsewhere = TempDir::new().expect("a folder");
+    let other = TempDir::new().expect("a folder");
+    fs::write(other.path().join("model.gguf"), "another model").expect("written");
+    let join = |folder: &TempDir, tier: &str| {
+        let mut command = worker(&dispatcher.address, &["--tier", tier]);
+        Running::start(command.current_dir(&folder).env("GLINTHAWK_CACHE", folder.path()))
+    };
+    let workers =
+        vec![join(&elsewhere, "1"), join(&other, "1"), join(&elsewhere, "2"), join(&other, "2")];
+    finish(&case, dispatcher.running, workers, &expected);
+
+    let stats = fs::read(case.path("stats.json")).expect("there are statistics");
+    let stats: Value = serde_json::from_slice(&stats).expect("statistics are JSON");
+    let received = |node: &Value| node["received"]["control"]["bytes"].as_u64().expect("a count");
+    let nodes = stats["nodes"].as_array().expect("a list of nodes");
+    let bytes: Vec<u64> = nodes.iter().map(received).collect();
+    // 135 million weights of two bytes; the embeddings are the classifier, at both ends.
+    let (embeddings, all) = (49_152 * 576 * 2, 134_515_008 * 2);
+    let tier1 = bytes[0] + bytes[1];
+    assert!(tier1 > all + embeddings, "Tier 1 was sent {tier1} bytes");
+    assert!(tier1 < (all + embeddings) * 101 / 100, "Tier 1 was sent {tier1} bytes");
+    assert!(bytes[2] + bytes[3] < 100_000, "Tier 2 needs no weights: {bytes:?}");
+}
+
+#[test]
+fn a_dispatcher_that_gives_up_waiting_says_so() {
+    let case = Case::new(mixed_requests(3, 4, 8));
+    let dispatcher = Dispatcher::listen(&case, "127.0.0.1:0", &TWO_BY_ONE);
+    let mut worker = dispatcher.worker(&[]);
+    sleep(LOOK);
+    assert!(!worker.has_ended());
+    dispatcher.running.signal(rustix::process::Signal::INT);
+    let stopped = dispatcher.running.finish().expect(1);
+    assert!(stopped.stderr.contains("error: interrupted"), "{}", stopped.stderr);
+    drop(worker); // may not have found the dispatcher in time, and would look for it for a while
+}
