@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod bench_parts;
 mod generate;
 mod interrupt;
 mod models;
@@ -12,7 +13,7 @@ mod setup;
 mod units;
 mod worker;
 
-use args::{Cli, Command};
+use args::{BenchPart, Cli, Command};
 use clap::Parser;
 use std::process::ExitCode;
 
@@ -30,7 +31,11 @@ fn main() -> ExitCode {
         Command::Pull { model } => models::pull(&model),
         Command::Models => models::list(),
         Command::Worker(args) => worker::worker(&args),
-        Command::Bench(args) => bench::bench(&args),
+        Command::Bench { part: None, args } => bench::bench(&args),
+        Command::Bench { part: Some(BenchPart::Kernels(args)), .. } => bench_parts::kernels(&args),
+        Command::Bench { part: Some(BenchPart::Net { rows, shape }), .. } => {
+            bench_parts::net(rows, &shape)
+        }
     };
     outcome.unwrap_or_else(|error| {
         progress::say(format_args!("error: {}", message(&error)));

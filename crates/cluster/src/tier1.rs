@@ -240,21 +240,41 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
             picks
                 .extend(samples.map(|sample| (shard, start + sample.row as usize, sample.clone())));
         }
-        for picks in picks.chunks(CLASSIFY_ROWS_MAX) {
-            let rows: Vec<usize> = picks.iter().map(|(_, row, _)| *row).collect();
-            self.logits.resize(rows.len() * self.vocab, 0.0);
-            self.kernels.classify(&rows, &mut self.logits);
-            let logits = self.logits.chunks_exact_mut(self.vocab);
-            let slots: Vec<_> = logits.map(|logits| Mutex::new((logits, None))).collect();
-            self.threads.for_each(picks.len(), |index| {
-                let mut slot = slots[index].lock().expect("no panic while sampling");
-                slot.1 = Some(pick(slot.0, &picks[index].2));
-            });
-            for ((shard, _, _), slot) in picks.iter().zip(slots) {
-                let generated = slot.into_inner().expect("no panic while sampling").1;
-                let tokens = self.tokens.get_mut(shard).expect("inserted above");
-                tokens.push(generated.expect("every row was sampled"));
-            }
+        let (greedy, sampled): (Vec<_>, Vec<_>) =
+            picks.into_iter().enumerate().partition(|(_, (_, _, sample))| is_plain_greedy(sample));
+        let mut tokens: Vec<(usize, ShardId, Generated)> = Vec::new();
+        self.classify_greedy(&greedy, &mut tokens);
+        for picks in sampled.chunks(CLASSIFY_ROWS_MAX) {
+            self.classify_sampled(picks, &mut tokens);
+        }
+        tokens.sort_unstable_by_key(|(index, _, _)| *index);
+        for (_, shard, generated) in tokens {
+            self.tokens.get_mut(&shard).expect("inserted above").push(generated);
+        }
+    }
+
+    fn classify_greedy(&mut self, picks: &[Pick], tokens: &mut Vec<(usize, ShardId, Generated)>) {
+        let rows: Vec<usize> = picks.iter().map(|(_, (_, row, _))| *row).collect();
+        let mut likeliest = vec![0; rows.len()];
+        self.kernels.classify_greedy(&rows, &mut likeliest);
+        tokens.extend(picks.iter().zip(likeliest).map(|((index, (shard, _, _)), token)| {
+            (*index, *shard, Generated { token, logprob: 0.0, alternatives: Vec::new() })
+        }));
+    }
+
+    fn classify_sampled(&mut self, picks: &[Pick], tokens: &mut Vec<(usize, ShardId, Generated)>) {
+        let rows: Vec<usize> = picks.iter().map(|(_, (_, row, _))| *row).collect();
+        self.logits.resize(rows.len() * self.vocab, 0.0);
+        self.kernels.classify(&rows, &mut self.logits);
+        let logits = self.logits.chunks_exact_mut(self.vocab);
+        let slots: Vec<_> = logits.map(|logits| Mutex::new((logits, None))).collect();
+        self.threads.for_each(picks.len(), |index| {
+            let mut slot = slots[index].lock().expect("no panic while sampling");
+            slot.1 = Some(pick(slot.0, &picks[index].1.2));
+        });
+        for ((index, (shard, _, _)), slot) in picks.iter().zip(slots) {
+            let generated = slot.into_inner().expect("no panic while sampling").1;
+            tokens.push((*index, *shard, generated.expect("every row was sampled")));
         }
     }
 
@@ -274,6 +294,17 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
             }
         }
     }
+}
+
+/// A row that ends in a token: its place among the batch's, its shard, its slab row, how to pick.
+type Pick = (usize, (ShardId, usize, Sample));
+
+/// Whether the likeliest token is all that is asked for.
+fn is_plain_greedy(sample: &Sample) -> bool {
+    sample.temperature == 0.0
+        && sample.repetition_penalty == 1.0
+        && sample.biases.is_empty()
+        && sample.logprobs.is_none()
 }
 
 fn pick(logits: &mut [f32], spec: &Sample) -> Generated {
