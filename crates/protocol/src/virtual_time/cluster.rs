@@ -104,8 +104,9 @@ struct Cluster<'a, C> {
     sequence: u64,
     heap: BinaryHeap<Reverse<(u64, u64)>>,
     events: HashMap<u64, Event>,
-    /// When each link is free, and when its last message arrives (messages do not overtake).
-    links: HashMap<Link, (u64, u64)>,
+    /// When each link is free. Messages may overtake each other in its latency: a shard has one
+    /// message under way at most, and among shards the network sends the deepest first.
+    links: HashMap<Link, u64>,
     dispatcher: Dispatcher,
     tier1: Vec<Tier1>,
     tier2: BTreeMap<(usize, u32), Tier2>,
@@ -168,10 +169,9 @@ impl<C: Costs> Cluster<'_, C> {
 
     fn send(&mut self, link: Link, rows: usize, event: Event) {
         let (occupied_ns, latency_ns) = self.costs.link_ns(link, rows);
-        let (free_ns, last_arrival_ns) = self.links.get(&link).copied().unwrap_or((0, 0));
-        let free_ns = free_ns.max(self.now_ns) + occupied_ns;
-        let arrival_ns = (free_ns + latency_ns).max(last_arrival_ns);
-        self.links.insert(link, (free_ns, arrival_ns));
+        let free_ns = self.links.entry(link).or_default();
+        *free_ns = (*free_ns).max(self.now_ns) + occupied_ns;
+        let arrival_ns = *free_ns + latency_ns;
         self.schedule(arrival_ns, event);
     }
 
