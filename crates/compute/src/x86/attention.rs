@@ -176,6 +176,29 @@ impl Tile<'_> {
     }
 }
 
+/// Writes one position's keys and values into a head's page, [d / 2][16 positions][2] and
+/// [16 / 2][d][2]. Other positions of the page may be written at the same time.
+#[inline(always)]
+unsafe fn store_lanes<L: Lanes>(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize) {
+    // SAFETY: every place lies on the page, as promised by the caller.
+    unsafe {
+        for (pair, keys) in keys.chunks_exact(2).enumerate() {
+            into.add(pair * 2 * PAGE + slot * 2)
+                .cast::<[bf16; 2]>()
+                .write_unaligned([keys[0], keys[1]]);
+        }
+        let into = into.add(PAGE * keys.len() + slot / 2 * 2 * keys.len() + slot % 2);
+        for (column, values) in values.chunks_exact(LANES).enumerate() {
+            L::spread_bf16(values.as_ptr(), into.add(2 * LANES * column));
+        }
+    }
+}
+
+for_each_isa! {
+    /// Stores one position of one head.
+    fn store = store_lanes(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize)
+}
+
 /// Attends the queries in `work` to the given pages, all of one split, into `work.part`. `after`
 /// are the pages that will be wanted next, with their head.
 #[inline(always)]

@@ -93,7 +93,7 @@ impl X86Context {
         let page_values = head_values * kv_heads;
         let (query_width, kv_width, qkv_width) =
             (self.config.query_width(), self.config.kv_width(), self.config.qkv_width());
-        let pages = self.pages;
+        let (pages, isa) = (self.pages, self.isa);
         let layer_values = &mut self.values[layer * pages * page_values..][..pages * page_values];
         for row in rows {
             let page = row.pages[row.position as usize / PAGE] as usize;
@@ -112,12 +112,12 @@ impl X86Context {
             for head in 0..kv_heads {
                 let keys = &row[query_width + head * head_dim..][..head_dim];
                 let values = &row[query_width + kv_width + head * head_dim..][..head_dim];
-                // SAFETY: no two rows have the same page and position, and others' places on the
-                // page are not touched.
+                // SAFETY: the instruction set is there; no two rows have the same page and
+                // position, and others' places on the page are not touched.
                 unsafe {
                     let into =
                         layer_values.place(page * page_values + head * head_values, head_values);
-                    store_position(keys, values, into, slot);
+                    attention::store(isa, keys, values, into, slot);
                 }
             }
         });
@@ -248,26 +248,6 @@ impl X86Context {
                 let into = batch.attended.part(start, head_dim);
                 attention::finish_row(self.isa, tile_row, total, into.as_mut_ptr());
             }
-        }
-    }
-}
-
-/// Writes one position's keys and values into a head's page, [d / 2][16 positions][2] and
-/// [16 / 2][d][2].
-///
-/// # Safety
-/// `into` points at a whole page of one head; nobody else writes this position.
-unsafe fn store_position(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize) {
-    // SAFETY: every place lies on the page.
-    unsafe {
-        for (pair, keys) in keys.chunks_exact(2).enumerate() {
-            into.add(pair * 2 * PAGE + slot * 2)
-                .cast::<[bf16; 2]>()
-                .write_unaligned([keys[0], keys[1]]);
-        }
-        let into = into.add(PAGE * keys.len() + slot / 2 * 2 * keys.len() + slot % 2);
-        for (column, &value) in values.iter().enumerate() {
-            into.add(2 * column).write(value);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::for_each_isa;
 use super::functions::silu;
-use super::lanes::Lanes;
+use super::lanes::{LANES, Lanes};
 use super::product::Block;
 use super::tiles::{PANEL, RowsMut};
 use crate::memory::SharedMut;
@@ -203,22 +203,30 @@ pub(super) fn store_logits(block: &Block<'_>, logits: &SharedMut<'_, f32>, vocab
     }
 }
 
-/// A block's likeliest token of one row.
+/// The largest logit seen in each lane of a row's panels, and in which panel it was.
 #[derive(Clone, Copy)]
 pub(super) struct Best {
-    pub(super) logit: f32,
-    pub(super) token: u32,
+    logits: [f32; LANES],
+    /// As f32, which counts exactly the panels of any vocabulary.
+    panels: [f32; LANES],
 }
 
 impl Best {
-    pub(super) const NONE: Self = Self { logit: f32::NEG_INFINITY, token: 0 };
+    pub(super) const NONE: Self = Self { logits: [f32::NEG_INFINITY; LANES], panels: [0.0; LANES] };
 
-    /// The better of the two; of equals, the lower token.
-    pub(super) fn or(self, other: Self) -> Self {
-        let other_wins =
-            other.logit > self.logit || (other.logit == self.logit && other.token < self.token);
-        if other_wins { other } else { self }
+    /// The likeliest token and its logit, the lowest token among equals.
+    pub(super) fn token(&self) -> (u32, f32) {
+        let lanes = (0u32..).zip(self.logits.iter().zip(&self.panels));
+        let tokens =
+            lanes.map(|(lane, (&logit, &panel))| (panel as u32 * PANEL as u32 + lane, logit));
+        tokens.fold((0, f32::NEG_INFINITY), better)
     }
+}
+
+/// The likelier of two tokens; of equals, the lower.
+pub(super) fn better(one: (u32, f32), other: (u32, f32)) -> (u32, f32) {
+    let other_wins = other.1 > one.1 || (other.1 == one.1 && other.0 < one.0);
+    if other_wins { other } else { one }
 }
 
 /// The likeliest tokens of a block's rows into `bests`, (tasks, rows).
@@ -231,32 +239,26 @@ pub(super) struct FindBest<'a> {
 #[inline(always)]
 unsafe fn find_best_lanes<L: Lanes>(block: &Block<'_>, find: &FindBest<'_>) {
     for row in block.rows.clone() {
-        let mut best = Best::NONE;
-        let whole = (find.vocab / PANEL).min(block.panels.end);
-        // SAFETY: sixteen results at every place; no other block has this row and number.
+        // SAFETY: no other task has this row and number.
+        let [best] = (unsafe { find.bests.part(block.index * find.rows + row, 1) }) else {
+            unreachable!("one was asked for")
+        };
+        // SAFETY: sixteen results at every place, sixteen lanes in the arrays.
         unsafe {
-            let mut logits = L::splat(f32::NEG_INFINITY);
-            // Panels counted as f32, which is exact for any vocabulary.
-            let mut panels = L::splat(block.panels.start as f32);
-            for panel in block.panels.start..whole {
-                let here = L::load(block.at(row, panel));
+            let (mut logits, mut panels) =
+                (L::load(best.logits.as_ptr()), L::load(best.panels.as_ptr()));
+            for panel in block.panels.clone() {
+                let mut here = L::load(block.at(row, panel));
+                if (panel + 1) * PANEL > find.vocab {
+                    let mut lanes = here.to_array();
+                    lanes[find.vocab % PANEL..].fill(f32::NEG_INFINITY);
+                    here = L::load(lanes.as_ptr());
+                }
                 panels = here.if_greater(logits, L::splat(panel as f32), panels);
                 logits = here.if_greater(logits, here, logits);
             }
-            for (lane, (logit, panel)) in
-                logits.to_array().into_iter().zip(panels.to_array()).enumerate()
-            {
-                best = best.or(Best { logit, token: panel as u32 * PANEL as u32 + lane as u32 });
-            }
-            for panel in whole.max(block.panels.start)..block.panels.end {
-                let logits =
-                    std::slice::from_raw_parts(block.at(row, panel), find.vocab - panel * PANEL);
-                for (token, &logit) in (panel as u32 * PANEL as u32..).zip(logits) {
-                    best = best.or(Best { logit, token });
-                }
-            }
-            let known = &mut find.bests.part(block.index * find.rows + row, 1)[0];
-            *known = known.or(best);
+            logits.store(best.logits.as_mut_ptr());
+            panels.store(best.panels.as_mut_ptr());
         }
     }
 }

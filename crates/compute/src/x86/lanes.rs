@@ -48,6 +48,16 @@ pub(super) trait Lanes: Copy {
     /// self + a.0 · b.0 + a.1 · b.1, lane by lane, in an order of the instruction set's own.
     unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self;
 
+    /// Puts sixteen bf16 at every second place from `into`, and touches nothing between them.
+    #[inline(always)]
+    unsafe fn spread_bf16(from: *const bf16, into: *mut bf16) {
+        unsafe {
+            for index in 0..LANES {
+                into.add(2 * index).write(from.add(index).read());
+            }
+        }
+    }
+
     /// Lanes in order, as an array.
     #[inline(always)]
     unsafe fn to_array(self) -> [f32; LANES] {
@@ -142,6 +152,13 @@ macro_rules! zmm_common {
             unsafe {
                 let power = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted.0));
                 Self(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(self.0), power)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn spread_bf16(from: *const bf16, into: *mut bf16) {
+            unsafe {
+                let spread = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+                _mm512_mask_storeu_epi16(into.cast(), 0x5555_5555, spread);
             }
         }
         #[inline(always)]

@@ -1,6 +1,6 @@
 //! Tier 1's work on x86-64: packed weights, the residual slab, and the products between them.
 
-use super::epilogue::{self, AddResidual, Best, FindBest, FinishQkv, QkvTarget};
+use super::epilogue::{self, AddResidual, Best, FindBest, FinishQkv, QkvTarget, better};
 use super::norm::{NormRow, copy_row, norm_row};
 use super::pack::{Panels, Sources};
 use super::product::{Blocking, Multiplier};
@@ -333,8 +333,8 @@ impl WeightKernels for X86Weights {
             unsafe { epilogue::find_best(isa, block, &find) };
         });
         for (row, token) in tokens.iter_mut().enumerate() {
-            let of_blocks = self.bests.iter().skip(row).step_by(rows.len());
-            *token = of_blocks.fold(Best::NONE, |best, &other| best.or(other)).token;
+            let of_tasks = self.bests.iter().skip(row).step_by(rows.len());
+            *token = of_tasks.map(Best::token).fold((0, f32::NEG_INFINITY), better).0;
         }
     }
 }
