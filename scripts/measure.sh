@@ -1,0 +1,62 @@
+# Functions of the scripts that measure `glinthawk run`; sourced by them, not run.
+
+# GLINTHAWK names another binary than the one built here; FOLDER is for files and goes in the end.
+set -euo pipefail
+export LC_ALL=C
+if [ -z "${GLINTHAWK:-}" ]; then
+    cargo build --release --quiet
+    GLINTHAWK=target/release/glinthawk
+fi
+GLINTHAWK=$(realpath "$GLINTHAWK")
+FOLDER=$(mktemp -d)
+CHILDREN=()
+finish() {
+    for child in "${CHILDREN[@]}"; do kill "$child" 2> /dev/null || true; done
+    wait
+    rm -rf "$FOLDER"
+}
+trap finish EXIT
+
+# requests COUNT INPUT OUTPUT: that many prompts of so many tokens each, which say so many.
+requests() {
+    awk -v count="$1" -v input="$2" -v output="$3" 'BEGIN {
+        for (n = 0; n < count; n++) {
+            prompt = 100 + n % 5000
+            for (token = 1; token < input; token++) prompt = prompt "," 100 + (n * 7 + token * 13) % 5000
+            printf "{\"custom_id\":\"%d\",\"prompt\":[%s],\"temperature\":0,\"ignore_eos\":true,\"max_tokens\":%d}\n", n, prompt, output
+        }
+    }'
+}
+
+# run INPUT OPTION...: leaves statistics in FOLDER/stats.json.
+run() {
+    local input=$1
+    shift
+    # Words of GLINTHAWK_PREFIX, such as taskset -c 0, come before it.
+    if ! ${GLINTHAWK_PREFIX:-} "$GLINTHAWK" run "$input" -o "$FOLDER/out.jsonl" --overwrite --stats "$FOLDER/stats.json" "$@" \
+        2> "$FOLDER/log"; then
+        cat "$FOLDER/log" >&2
+        return 1
+    fi
+}
+
+# stat FIELD: a figure of the run's statistics.
+stat() { awk -v field="\"$1\":" '$1 == field { sub(",$", "", $2); print $2; exit }' "$FOLDER/stats.json"; }
+
+# node NAME FIELD: a figure of a node's.
+node() {
+    awk -v name="\"$1\"," -v field="\"$2\":" '$1 == "\"name\":" { here = $2 == name }
+        here && $1 == field { sub(",$", "", $2); print $2; exit }' "$FOLDER/stats.json"
+}
+
+# calculate EXPRESSION [FORMAT]
+calculate() { awk "BEGIN { printf \"${2:-%g}\", $1 }"; }
+
+# median FIGURE...
+median() { printf '%s\n' "$@" | sort -g | awk '{ all[NR] = $1 } END { print NR % 2 ? all[(NR + 1) / 2] : (all[NR / 2] + all[NR / 2 + 1]) / 2 }'; }
+
+# The machine and its load, for the record.
+describe_machine() {
+    echo "$(date -u +%Y-%m-%d), $(nproc) cores: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1);" \
+        "load before: $(cut -d' ' -f1-3 /proc/loadavg)"
+}
