@@ -24,16 +24,17 @@ pub enum ClusterError {
     Refused(#[from] Tier2Error),
     /// The memory for contexts does not hold one context of the longest length.
     #[error(
-        "one context of {context_max} tokens takes {needed_mib} MiB, and an attention worker has {given_mib} MiB: \
-         give more with --context-memory, or a shorter --max-context (about {context_fits} tokens would fit)"
+        "one context of {context_max} tokens takes {}, and an attention worker has {}: give more with \
+         --context-memory, or a shorter --max-context ({context_fits} tokens would fit)",
+        size(*needed_bytes), size(*given_bytes)
     )]
     ContextMemory {
         /// Longest context, in tokens.
         context_max: u32,
         /// What it takes.
-        needed_mib: u64,
+        needed_bytes: u64,
         /// What there is.
-        given_mib: u64,
+        given_bytes: u64,
         /// The longest context that would fit.
         context_fits: u64,
     },
@@ -100,6 +101,11 @@ pub enum ClusterError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+fn size(bytes: u64) -> String {
+    let kib = bytes as f64 / 1024.0;
+    if kib < 1024.0 { format!("{kib:.1} KiB") } else { format!("{:.1} MiB", kib / 1024.0) }
 }
 
 impl ClusterError {

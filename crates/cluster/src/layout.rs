@@ -80,8 +80,8 @@ impl Layout {
         if pages < context_pages {
             return Err(ClusterError::ContextMemory {
                 context_max: self.context_max,
-                needed_mib: (context_pages * page_bytes).div_ceil(1 << 20),
-                given_mib: memory_bytes >> 20,
+                needed_bytes: context_pages * page_bytes,
+                given_bytes: memory_bytes,
                 context_fits: pages * u64::from(PAGE_POSITIONS),
             });
         }

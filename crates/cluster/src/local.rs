@@ -29,6 +29,8 @@ pub struct LocalFabric {
     tier2: Vec<Tier2Worker<CpuContext>>,
     lanes: usize,
     outgoing: Vec<Outgoing>,
+    threads: Arc<Threads>,
+    pinned: bool,
 }
 
 impl LocalFabric {
@@ -43,7 +45,6 @@ impl LocalFabric {
     ) -> Result<Self, ClusterError> {
         let config = model.config();
         let threads = Arc::new(Threads::new(kernels.threads)?);
-        threads.pin_caller();
         let pool =
             Arc::new(Pool::new(4 * layout.flights as usize * layout.lanes() * layout.slices));
         let (mut tier1, mut tier2) = (Vec::new(), Vec::new());
@@ -67,7 +68,14 @@ impl LocalFabric {
                 tier2.push(Tier2Worker::new(name, node, context, width, Arc::clone(&pool), trace));
             }
         }
-        Ok(Self { tier1, tier2, lanes: layout.lanes(), outgoing: Vec::new() })
+        Ok(Self {
+            tier1,
+            tier2,
+            lanes: layout.lanes(),
+            outgoing: Vec::new(),
+            threads,
+            pinned: false,
+        })
     }
 
     fn route(&mut self, slice: usize, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
@@ -94,6 +102,11 @@ impl Fabric for LocalFabric {
     }
 
     fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
+        if !self.pinned {
+            // Not before: threads that the caller starts for other things would inherit the core.
+            self.threads.pin_caller();
+            self.pinned = true;
+        }
         for slice in (0..self.tier1.len()).rev() {
             for lane in 0..self.lanes {
                 if let Some((attended, output)) = self.tier2[slice * self.lanes + lane].compute() {

@@ -55,10 +55,11 @@ thread_local! {
 
 impl Threads {
     /// A pool of `count` participants: the caller and `count - 1` threads of its own, each pinned to
-    /// a core of the process's share where there are enough of them.
+    /// a core where the process has just that many; with cores to spare the system places them better,
+    /// for it knows who else is there.
     pub fn new(count: usize) -> Result<Self, ComputeError> {
         assert!(count > 0, "a pool has at least its caller");
-        let cores = Some(allowed_cores()).filter(|cores| cores.len() >= count).unwrap_or_default();
+        let cores = Some(allowed_cores()).filter(|cores| cores.len() == count).unwrap_or_default();
         let shared = Arc::new(Shared {
             started: Padded(AtomicUsize::new(0)),
             running: Padded(AtomicUsize::new(0)),
