@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Steps of k for which a pair of panels stays in the first-level cache (40 KiB of 48).
 const STEPS_IN_CACHE: usize = 20;
+/// Steps of a piece where k is in several: a little less, because results pass through as well.
+const STEPS_OF_PIECE: usize = 16;
 /// Rows of one pair of row blocks: with no more, weights are used once and need not stay anywhere.
 const ROWS_OF_PAIR: usize = 2 * TILE_ROWS;
 /// Steps of k at a time where weights are used once: a pair of panels is fetched ahead of its use
@@ -26,8 +28,10 @@ const LEFT_BYTES: usize = 640 << 10;
 /// Rows at a time where k is in pieces: the left operand's piece, the one after, and the results
 /// share the second-level cache.
 const ROWS_IN_PIECES: usize = 256;
-/// Values of a thread's block of results: half a MiB, a quarter of its second-level cache.
-const RESULTS_MAX: usize = 128 << 10;
+/// Values of a thread's block of results: 768 KiB of its second-level cache.
+const RESULTS_MAX: usize = 192 << 10;
+/// Values that may be read past a block of results: one pair of row blocks and panels.
+const RESULTS_PAST: usize = 4 * RESULT_TILE;
 /// Blocks for each thread, where there is enough to share: the last to finish is waited for.
 const BLOCKS_PER_THREAD: usize = 4;
 
@@ -43,39 +47,36 @@ pub(super) struct Chunk {
     pub(super) panels: usize,
     /// Steps of k, at least one.
     pub(super) steps: usize,
-    /// [row block][panel][16 rows][16 outputs]
+    /// As `result_tile` has it.
     pub(super) result: *mut f32,
     /// Whether sums go on from what `result` holds, or start at zero.
     pub(super) accumulate: bool,
-    /// What will be wanted soon, for those who fetch ahead.
-    pub(super) ahead: Ahead,
-}
-
-/// What the innermost loops may fetch ahead. Pointers may lie past their operands' ends: nobody
-/// reads through them.
-#[derive(Clone, Copy)]
-pub(super) struct Ahead {
-    /// Weights wanted after the chunk's last pair of panels, laid out as the chunk's own.
-    pub(super) right: *const bf16,
-    /// Pairs of row blocks that meet the chunk's weights, and which of them is the chunk's first.
-    pub(super) pairs: usize,
-    pub(super) pair: usize,
+    /// Weights wanted after the chunk's last panels, laid out as the chunk's own. May lie past the
+    /// weights' end: it is for prefetches only.
+    pub(super) after: *const bf16,
 }
 
 impl Chunk {
-    /// Where to fetch a pair of panels from, `offset` values into the pair; past its end, somewhere
-    /// that is at hand already.
-    pub(super) fn ahead(&self, panel: usize, offset: usize) -> *const bf16 {
-        let values = self.steps * TILE;
-        if offset >= 2 * values {
-            return self.right;
-        }
-        let offset = if offset < values { offset } else { offset - values + self.right_panel };
-        if panel < self.panels {
-            return self.right.wrapping_add(panel * self.right_panel + offset);
-        }
-        self.ahead.right.wrapping_add(offset)
+    /// A panel of the chunk, or of what comes after it.
+    pub(super) fn panel(&self, panel: usize) -> *const bf16 {
+        let whole = self.panels.next_multiple_of(2);
+        let (first, panel) =
+            if panel < whole { (self.right, panel) } else { (self.after, panel - whole) };
+        first.wrapping_add(panel * self.right_panel)
     }
+
+    /// Where a tile of results begins.
+    pub(super) fn result_tile(&self, block: usize, panel: usize) -> usize {
+        result_tile(self.rows, block, panel)
+    }
+}
+
+/// Where the results of a row block and a panel begin, for a block of so many rows:
+/// [pair of panels][pair of row blocks][2 row blocks][2 panels][16 rows][16 outputs].
+#[inline(always)]
+fn result_tile(rows: usize, block: usize, panel: usize) -> usize {
+    let pair = panel / 2 * rows.div_ceil(ROWS_OF_PAIR) + block / 2;
+    (4 * pair + 2 * (block % 2) + panel % 2) * RESULT_TILE
 }
 
 /// A finished block of results.
@@ -86,7 +87,7 @@ pub(super) struct Block<'a> {
     pub(super) panels: Range<usize>,
     /// The task's number among those with the same rows.
     pub(super) index: usize,
-    /// [row block][panel][16 rows][16 outputs]
+    /// As `result_tile` has it.
     values: &'a [f32],
 }
 
@@ -95,8 +96,8 @@ impl Block<'_> {
     #[inline(always)]
     pub(super) fn at(&self, row: usize, panel: usize) -> *const f32 {
         let (row, panel) = (row - self.rows.start, panel - self.panels.start);
-        let tile = row / TILE_ROWS * self.panels.len() + panel;
-        self.values[tile * RESULT_TILE + row % TILE_ROWS * PANEL..][..PANEL].as_ptr()
+        let tile = result_tile(self.rows.len(), row / TILE_ROWS, panel);
+        self.values[tile + row % TILE_ROWS * PANEL..][..PANEL].as_ptr()
     }
 }
 
@@ -118,8 +119,13 @@ pub(super) struct Blocking {
 impl Blocking {
     /// For `rows` rows; `unit` panels stay together.
     pub(super) fn new(rows: usize, weights: &Panels, unit: usize, threads: usize) -> Self {
-        let once = rows <= ROWS_OF_PAIR;
-        let pieces = weights.steps().div_ceil(if once { STEPS_ONCE } else { STEPS_IN_CACHE });
+        let pieces = if rows <= ROWS_OF_PAIR {
+            weights.steps().div_ceil(STEPS_ONCE)
+        } else if weights.steps() <= STEPS_IN_CACHE {
+            1
+        } else {
+            weights.steps().div_ceil(STEPS_OF_PIECE)
+        };
         let whole = pieces == 1;
         let rows_max =
             if whole { LEFT_BYTES / (weights.steps() * TILE_ROWS) / 4 } else { ROWS_IN_PIECES };
@@ -158,7 +164,7 @@ impl Multiplier {
     /// Room for products with units of up to `unit_max` panels.
     pub(super) fn new(isa: Isa, threads: usize, unit_max: usize) -> Result<Self, ComputeError> {
         let rows_max = LEFT_BYTES / TILE_ROWS / 4;
-        let room = RESULTS_MAX.max(rows_max * PANEL * unit_max);
+        let room = RESULTS_MAX.max(rows_max * PANEL * unit_max.next_multiple_of(2)) + RESULTS_PAST;
         let results: Result<_, _> =
             (0..threads).map(|_| Memory::zeroed("product results", room)).collect();
         let taken = (0..threads).map(|_| Taken(AtomicUsize::new(0))).collect();
@@ -237,54 +243,45 @@ impl Task<'_> {
         }
         if !self.blocking.whole {
             for start in (0..self.left.steps).step_by(self.blocking.steps) {
-                self.multiply(&self.rows, &self.panels, start, results);
+                self.multiply(&self.panels, start, results);
             }
-            epilogue(&self.block(self.rows.clone(), self.panels.clone(), results));
+            epilogue(&self.block(self.panels.clone(), results));
             return;
         }
-        // Results go to the epilogue while they are in the first-level cache, where the unit allows.
         let unit = self.blocking.unit.max(2);
-        let rows = if unit > 2 { self.rows.len() } else { ROWS_OF_PAIR };
         for panel in self.panels.clone().step_by(unit) {
             let panels = panel..(panel + unit).min(self.panels.end);
-            for row in self.rows.clone().step_by(rows) {
-                let rows = row..(row + rows).min(self.rows.end);
-                self.multiply(&rows, &panels, 0, results);
-                epilogue(&self.block(rows, panels.clone(), results));
-            }
+            self.multiply(&panels, 0, results);
+            epilogue(&self.block(panels, results));
         }
     }
 
-    fn block<'a>(&self, rows: Range<usize>, panels: Range<usize>, values: &'a [f32]) -> Block<'a> {
-        Block { rows, panels, index: self.index, values }
+    fn block<'a>(&self, panels: Range<usize>, values: &'a [f32]) -> Block<'a> {
+        Block { rows: self.rows.clone(), panels, index: self.index, values }
     }
 
-    /// Multiplies some rows, some panels and one piece of k.
-    fn multiply(
-        &self,
-        rows: &Range<usize>,
-        panels: &Range<usize>,
-        start: usize,
-        results: &mut [f32],
-    ) {
+    /// Multiplies all rows of the task, some panels and one piece of k.
+    fn multiply(&self, panels: &Range<usize>, start: usize, results: &mut [f32]) {
         let (left, weights) = (self.left, self.weights);
-        let needed = rows.len().div_ceil(TILE_ROWS) * panels.len() * RESULT_TILE;
+        let needed =
+            result_tile(self.rows.len(), 0, panels.len().next_multiple_of(2)) + RESULTS_PAST;
         assert!(needed <= results.len(), "{needed} results in a block of {}", results.len());
         let steps = (left.steps - start).min(self.blocking.steps);
         let right_panel = weights.steps() * TILE;
         let first = weights.panel(self.panels.start);
         // After these panels come the next ones, or the next piece of the task's first.
-        let right = if start + steps < left.steps {
+        let after = if start + steps < left.steps {
             first.wrapping_add((start + steps) * TILE)
         } else {
             first.wrapping_add((panels.end - self.panels.start) * right_panel)
         };
-        let pair = (rows.start - self.rows.start) / ROWS_OF_PAIR;
         let chunk = Chunk {
             // SAFETY: tiles inside the left operand; whoever made it has room for all rows.
-            left: unsafe { left.pointer.add((rows.start / TILE_ROWS * left.steps + start) * TILE) },
+            left: unsafe {
+                left.pointer.add((self.rows.start / TILE_ROWS * left.steps + start) * TILE)
+            },
             left_block: left.steps * TILE,
-            rows: rows.len(),
+            rows: self.rows.len(),
             // SAFETY: `panel` checks the panel; `start` is below its steps.
             right: unsafe { weights.panel(panels.start).add(start * TILE) },
             right_panel,
@@ -292,7 +289,7 @@ impl Task<'_> {
             steps,
             result: results.as_mut_ptr(),
             accumulate: start > 0,
-            ahead: Ahead { right, pairs: self.rows.len().div_ceil(ROWS_OF_PAIR), pair },
+            after,
         };
         // SAFETY: the chunk lies inside its operands, and the machine has the instruction set.
         unsafe {

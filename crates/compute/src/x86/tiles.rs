@@ -2,7 +2,7 @@
 //!
 //! Left operands (activations, queries, softmax weights) are [row block][k / 32][16 rows][32 k].
 //! Right operands (weights, keys, values) are panels of 16 outputs, [panel][k / 2][16 outputs][2 k].
-//! Results are [row block][panel][16 rows][16 outputs] in f32.
+//! Results are tiles of [16 rows][16 outputs] in f32.
 
 use crate::ComputeError;
 use crate::memory::Memory;

@@ -6,7 +6,7 @@
 use super::for_each_isa;
 use super::lanes::Lanes;
 use super::product::Chunk;
-use super::tiles::{PANEL, RESULT_TILE, STEP, TILE, TILE_ROWS};
+use super::tiles::{PANEL, STEP, TILE, TILE_ROWS};
 use half::bf16;
 
 /// One left tile row block against panels of 16 outputs.
@@ -97,7 +97,7 @@ unsafe fn multiply_lanes<L: Lanes>(chunk: &Chunk) {
                     right: chunk.right.add(panel * chunk.right_panel),
                     right_pair: 2 * PANEL,
                     pairs: chunk.steps * STEP / 2,
-                    result: chunk.result.add((block * chunk.panels + panel) * RESULT_TILE),
+                    result: chunk.result.add(chunk.result_tile(block, panel)),
                     accumulate: chunk.accumulate,
                 });
             }
