@@ -6,72 +6,101 @@ use bytemuck::Pod;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Blocks from this size on are aligned to, and asked to consist of, huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const LINE_BYTES: usize = 64;
 /// What the allocator aligns anyway: a larger demand would make it zero, and touch, the whole block.
 const BASE_ALIGN_BYTES: usize = 16;
+/// What an arena asks for at a time.
+const ARENA_BYTES: usize = 64 << 20;
+
+/// Memory from the allocator, from its first aligned byte on.
+struct Allocation {
+    base: NonNull<u8>,
+    layout: Layout,
+    first: *mut u8,
+}
+
+// SAFETY: plain owned memory; who may touch which part is up to the `Memory` values over it.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
+impl Allocation {
+    fn zeroed(what: &'static str, bytes: usize) -> Result<Self, ComputeError> {
+        let overflow = || ComputeError::Memory { what, bytes: usize::MAX };
+        let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { LINE_BYTES };
+        let padded =
+            bytes.checked_next_multiple_of(align).and_then(|bytes| bytes.checked_add(align));
+        let padded = padded.ok_or_else(overflow)?;
+        let layout = Layout::from_size_align(padded, BASE_ALIGN_BYTES).map_err(|_| overflow())?;
+        // SAFETY: the layout's size is at least `align`, so not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) })
+            .ok_or(ComputeError::Memory { what, bytes })?;
+        // SAFETY: the allocation is `align` bytes longer than needed.
+        let first = unsafe { base.as_ptr().add(base.align_offset(align)) };
+        if align == HUGE_PAGE_BYTES {
+            ask_for_huge_pages(first, padded - align);
+        }
+        Ok(Self { base, layout, first })
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this layout.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn ask_for_huge_pages(first: *mut u8, bytes: usize) {
+    use rustix::mm::{Advice, madvise};
+    // SAFETY: the range lies inside our own allocation, and this advice changes no content.
+    // A refusal costs speed only.
+    let _ = unsafe { madvise(first.cast(), bytes, Advice::LinuxHugepage) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_for_huge_pages(_first: *mut u8, _bytes: usize) {}
 
 /// A zeroed, aligned block of `len` values.
 pub(crate) struct Memory<T: Pod> {
-    base: NonNull<u8>,
-    layout: Layout,
+    allocation: Arc<Allocation>,
+    /// Bytes from the allocation's first.
     offset: usize,
     len: usize,
     values: PhantomData<T>,
 }
 
-// SAFETY: a plain owned allocation of `Send` values.
-unsafe impl<T: Pod + Send> Send for Memory<T> {}
-// SAFETY: shared access only reads.
-unsafe impl<T: Pod + Sync> Sync for Memory<T> {}
-
 impl<T: Pod> Memory<T> {
     /// A block of `len` zeroed values for `what`.
     pub(crate) fn zeroed(what: &'static str, len: usize) -> Result<Self, ComputeError> {
-        let overflow = || ComputeError::Memory { what, bytes: usize::MAX };
-        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(overflow)?;
-        let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { LINE_BYTES };
-        let padded = bytes.checked_add(align).ok_or_else(overflow)?;
-        let layout = Layout::from_size_align(padded, BASE_ALIGN_BYTES).map_err(|_| overflow())?;
-        // SAFETY: the layout's size is at least `align`, so not zero.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) })
-            .ok_or(ComputeError::Memory { what, bytes })?;
-        let offset = base.align_offset(align);
-        let memory = Self { base, layout, offset, len, values: PhantomData };
-        if align == HUGE_PAGE_BYTES {
-            memory.ask_for_huge_pages(bytes);
-        }
-        Ok(memory)
+        let allocation = Arc::new(Allocation::zeroed(what, bytes_of::<T>(what, len)?)?);
+        Ok(Self { allocation, offset: 0, len, values: PhantomData })
     }
 
     /// First value; for kernels that write disjoint parts from several threads.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut T {
-        // SAFETY: the offset lies inside the allocation, which is `align` bytes longer than needed.
-        unsafe { self.base.as_ptr().add(self.offset).cast() }
+        // SAFETY: the offset lies inside the allocation.
+        unsafe { self.allocation.first.add(self.offset).cast() }
     }
+}
 
-    #[cfg(target_os = "linux")]
-    fn ask_for_huge_pages(&self, bytes: usize) {
-        use rustix::mm::{Advice, madvise};
-        // SAFETY: the range lies inside our own allocation, and this advice changes no content.
-        // A refusal costs speed only.
-        let _ = unsafe {
-            madvise(self.base.as_ptr().add(self.offset).cast(), bytes, Advice::LinuxHugepage)
-        };
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn ask_for_huge_pages(&self, _bytes: usize) {}
+fn bytes_of<T>(what: &'static str, len: usize) -> Result<usize, ComputeError> {
+    len.checked_mul(size_of::<T>()).ok_or(ComputeError::Memory { what, bytes: usize::MAX })
 }
 
 impl<T: Pod> std::ops::Deref for Memory<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: `len` values, zeroed (valid for Pod) and aligned, inside our own allocation.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(self.offset).cast(), self.len) }
+        // SAFETY: `len` values, zeroed (valid for Pod) and aligned, that belong to this block alone.
+        unsafe {
+            std::slice::from_raw_parts(self.allocation.first.add(self.offset).cast(), self.len)
+        }
     }
 }
 
@@ -82,10 +111,33 @@ impl<T: Pod> std::ops::DerefMut for Memory<T> {
     }
 }
 
-impl<T: Pod> Drop for Memory<T> {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this layout.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+/// Puts blocks side by side, so that small ones have huge pages too.
+#[derive(Default)]
+pub(crate) struct Arena {
+    /// Where the next block goes, bytes of it used, and bytes in all.
+    current: Option<(Arc<Allocation>, usize, usize)>,
+}
+
+impl Arena {
+    /// A block of `len` zeroed values for `what`.
+    pub(crate) fn zeroed<T: Pod>(
+        &mut self,
+        what: &'static str,
+        len: usize,
+    ) -> Result<Memory<T>, ComputeError> {
+        let overflow = ComputeError::Memory { what, bytes: usize::MAX };
+        let bytes =
+            bytes_of::<T>(what, len)?.checked_next_multiple_of(LINE_BYTES).ok_or(overflow)?;
+        let fits = self.current.as_ref().is_some_and(|(_, used, room)| room - used >= bytes);
+        if !fits {
+            let room = bytes.max(ARENA_BYTES);
+            self.current = Some((Arc::new(Allocation::zeroed(what, room)?), 0, room));
+        }
+        let (allocation, used, _) = self.current.as_mut().expect("made above");
+        let memory =
+            Memory { allocation: Arc::clone(allocation), offset: *used, len, values: PhantomData };
+        *used += bytes;
+        Ok(memory)
     }
 }
 
@@ -145,5 +197,20 @@ mod tests {
             );
         }
         assert!(Memory::<u32>::zeroed("test", usize::MAX / 2).is_err());
+        assert!(Arena::default().zeroed::<u32>("test", usize::MAX / 4).is_err());
+    }
+
+    #[test]
+    fn blocks_of_an_arena_do_not_overlap() {
+        let mut arena = Arena::default();
+        let mut blocks: Vec<Memory<u32>> =
+            [5, 0, 17, 40 << 20, 3].map(|len| arena.zeroed("test", len).unwrap()).into();
+        for (value, block) in (1..).zip(&mut blocks) {
+            assert_eq!(block.as_ptr() as usize % LINE_BYTES, 0);
+            assert!(block.iter().all(|&old| old == 0));
+            block.fill(value);
+        }
+        drop(arena);
+        assert!((1..).zip(&blocks).all(|(value, block)| block.iter().all(|&found| found == value)));
     }
 }

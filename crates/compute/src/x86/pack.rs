@@ -2,7 +2,7 @@
 //! of an AMX right tile, of `vdpbf16ps`, and easily taken apart by everything older.
 
 use super::tiles::{PANEL, STEP};
-use crate::memory::{Memory, SharedMut};
+use crate::memory::{Arena, Memory, SharedMut};
 use crate::source::WeightSource;
 use crate::{ComputeError, Threads};
 use glinthawk_model::Tensor;
@@ -30,6 +30,7 @@ pub(super) enum Sources<'a> {
 
 impl Panels {
     pub(super) fn read(
+        arena: &mut Arena,
         source: &dyn WeightSource,
         threads: &Threads,
         sources: Sources<'_>,
@@ -55,7 +56,7 @@ impl Panels {
         };
         let panels: usize = parts.iter().map(|part| part.1.div_ceil(PANEL)).sum();
         let padded = inputs.next_multiple_of(STEP);
-        let mut values = Memory::zeroed("weights", panels * PANEL * padded)?;
+        let mut values = arena.zeroed("weights", panels * PANEL * padded)?;
         let shared = SharedMut::new(&mut values);
         for (tensor, rows, first, stride) in parts {
             let failure = Mutex::new(None);

@@ -8,7 +8,7 @@ use super::amx::{self, Tiles};
 use super::pack::Panels;
 use super::tiles::{PANEL, RESULT_TILE, Rows, TILE, TILE_ROWS};
 use super::vector;
-use crate::memory::{Memory, SharedMut};
+use crate::memory::{Arena, Memory, SharedMut};
 use crate::{ComputeError, Isa, Threads};
 use half::bf16;
 use std::ops::Range;
@@ -162,11 +162,16 @@ struct Taken(AtomicUsize);
 
 impl Multiplier {
     /// Room for products with units of up to `unit_max` panels.
-    pub(super) fn new(isa: Isa, threads: usize, unit_max: usize) -> Result<Self, ComputeError> {
+    pub(super) fn new(
+        arena: &mut Arena,
+        isa: Isa,
+        threads: usize,
+        unit_max: usize,
+    ) -> Result<Self, ComputeError> {
         let rows_max = LEFT_BYTES / TILE_ROWS / 4;
         let room = RESULTS_MAX.max(rows_max * PANEL * unit_max.next_multiple_of(2)) + RESULTS_PAST;
         let results: Result<_, _> =
-            (0..threads).map(|_| Memory::zeroed("product results", room)).collect();
+            (0..threads).map(|_| arena.zeroed("product results", room)).collect();
         let taken = (0..threads).map(|_| Taken(AtomicUsize::new(0))).collect();
         Ok(Self { isa, results: results?, taken })
     }

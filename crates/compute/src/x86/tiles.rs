@@ -5,7 +5,7 @@
 //! Results are tiles of [16 rows][16 outputs] in f32.
 
 use crate::ComputeError;
-use crate::memory::Memory;
+use crate::memory::{Arena, Memory};
 use half::bf16;
 
 /// Rows of a left tile and of a result tile.
@@ -27,9 +27,9 @@ pub(super) struct Activations {
 
 impl Activations {
     /// Room for `rows` rows of up to `width` values.
-    pub(super) fn new(rows: usize, width: usize) -> Result<Self, ComputeError> {
+    pub(super) fn new(arena: &mut Arena, rows: usize, width: usize) -> Result<Self, ComputeError> {
         let steps = width.div_ceil(STEP);
-        let values = Memory::zeroed("activations", rows.div_ceil(TILE_ROWS) * steps * TILE)?;
+        let values = arena.zeroed("activations", rows.div_ceil(TILE_ROWS) * steps * TILE)?;
         Ok(Self { steps, values })
     }
 

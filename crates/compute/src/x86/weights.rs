@@ -5,7 +5,7 @@ use super::norm::{NormRow, copy_row, norm_row};
 use super::pack::{Panels, Sources};
 use super::product::{Blocking, Multiplier};
 use super::tiles::{Activations, PANEL, STEP};
-use crate::memory::{Memory, SharedMut};
+use crate::memory::{Arena, Memory, SharedMut};
 use crate::rope::Rope;
 use crate::source::{LayerVectors, SliceSpec, WeightSource};
 use crate::{ComputeError, Isa, ShardIn, ShardOut, Threads, WeightKernels};
@@ -69,8 +69,9 @@ impl X86Weights {
     ) -> Result<Self, ComputeError> {
         let config = source.config().clone();
         let stride = config.hidden.next_multiple_of(STEP);
+        let mut arena = Arena::default();
         let mut read = |sources: Sources<'_>, inputs| {
-            Panels::read(source, &threads, sources, inputs, progress)
+            Panels::read(&mut arena, source, &threads, sources, inputs, progress)
         };
         let mut layers = Vec::with_capacity(spec.layers.len());
         for layer in spec.layers.clone() {
@@ -91,12 +92,17 @@ impl X86Weights {
         };
         let width = config.hidden.max(config.query_width());
         Ok(Self {
-            multiplier: Multiplier::new(isa, threads.count(), (config.head_dim / PANEL).max(2))?,
+            multiplier: Multiplier::new(
+                &mut arena,
+                isa,
+                threads.count(),
+                (config.head_dim / PANEL).max(2),
+            )?,
             rope: Rope::new(&config),
-            slab: Memory::zeroed("the residual slab", spec.slab_rows * stride)?,
+            slab: arena.zeroed("the residual slab", spec.slab_rows * stride)?,
             stride,
-            inputs: Activations::new(spec.slab_rows, width)?,
-            gated: Activations::new(spec.slab_rows, config.feed_forward)?,
+            inputs: Activations::new(&mut arena, spec.slab_rows, width)?,
+            gated: Activations::new(&mut arena, spec.slab_rows, config.feed_forward)?,
             rows: Vec::with_capacity(spec.slab_rows),
             targets: Vec::with_capacity(spec.slab_rows),
             bests: Vec::new(),
