@@ -210,7 +210,8 @@ impl Dispatcher {
             DispatcherEvent::Home(home) => self.home(home, now_ns, actions),
         }
         self.fill(actions);
-        let used = self.lanes.iter().map(|lane| lane.pages.used()).sum();
+        let used: u32 = self.lanes.iter().map(|lane| lane.pages.used()).sum();
+        assert!(used == 0 || !self.entries.is_empty(), "{used} pages are held by no prompt");
         self.stats.pages_used_max = self.stats.pages_used_max.max(used);
     }
 
