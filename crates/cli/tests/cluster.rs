@@ -1,12 +1,13 @@
 //! A prompt's output does not depend on who computes it: the same bytes from one process and from
 //! clusters of every shape, over links of every quality.
 
-mod cluster_support;
 mod common;
 
 use common::{Case, mixed_requests};
 use glinthawk_model::testing;
 use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
 
 /// Contexts of these lengths only, so that memory can be ample or tight.
 const MAX_CONTEXT: [&str; 2] = ["--max-context", "192"];
@@ -113,6 +114,40 @@ fn outputs_are_identical_in_every_topology() {
     let case = Case::new(long_requests() + &mixed_requests(292, 4, 24));
     check(&case, &TOPOLOGIES);
     assert_eq!(case.answers().len(), 300);
+}
+
+#[test]
+fn a_trace_shows_every_node_at_work() {
+    let case = Case::new(mixed_requests(20, 4, 8));
+    let trace = case.path("trace.json");
+    let trace = trace.to_str().expect("a path of text");
+    case.run(&["--tier1", "2", "--tier2", "1", "--hybrid", "--trace", trace]).expect(0);
+    let text = fs::read(trace).expect("there is a trace");
+    let trace: Value = serde_json::from_slice(&text).expect("a trace is JSON");
+    let events = trace["traceEvents"].as_array().expect("a list of events");
+    let of = |phase: &'static str| events.iter().filter(move |event| event["ph"] == phase);
+    let threads = of("M").filter(|event| event["name"] == "thread_name");
+    let names: BTreeMap<u64, &str> = threads
+        .map(|event| (event["tid"].as_u64().expect("an id"), event["args"]["name"].as_str()))
+        .map(|(id, name)| (id, name.expect("a name")))
+        .collect();
+    let nodes = ["tier1-0", "tier1-1", "tier2-0-0", "tier2-0-1", "tier2-1-0", "tier2-1-1"];
+    let mut seen: Vec<&str> = names.values().copied().collect();
+    seen.sort_unstable();
+    assert_eq!(seen, nodes);
+    // A node computes one batch at a time: its spans, in order of their start, do not overlap.
+    let mut spans: BTreeMap<u64, Vec<(f64, f64)>> = BTreeMap::new();
+    for event in of("X") {
+        let time = |field: &str| event[field].as_f64().expect("a time");
+        let node = event["tid"].as_u64().expect("an id");
+        spans.entry(node).or_default().push((time("ts"), time("ts") + time("dur")));
+    }
+    assert_eq!(spans.keys().collect::<Vec<_>>(), names.keys().collect::<Vec<_>>());
+    for (node, mut spans) in spans {
+        spans.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let overlaps = spans.windows(2).any(|pair| pair[0].1 > pair[1].0 + 0.001);
+        assert!(!overlaps, "{} is in two places at once", names[&node]);
+    }
 }
 
 /// Greedy, sampled, stopped and long.

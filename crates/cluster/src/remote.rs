@@ -4,10 +4,10 @@ use crate::control::Control;
 use crate::error::ClusterError;
 use crate::fabric::Fabric;
 use crate::muster::name_of;
-use crate::net::{Controller, Event, Peer};
+use crate::net::{Controller, Event, LostReason, Peer};
 use crate::report::NodeReport;
 use crate::wire;
-use glinthawk_flight::{Buffer, Kind};
+use glinthawk_flight::{Buffer, Kind, Message};
 use glinthawk_protocol::{Home, Launch};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,6 +17,9 @@ const WAIT: Duration = Duration::from_millis(50);
 
 /// How long nodes have to say what they did.
 const REPORT_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long to look for the node that is gone when another one fails.
+const CAUSE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Worker processes that have their roles.
 pub struct RemoteFabric {
@@ -41,7 +44,8 @@ impl RemoteFabric {
             Event::Message { peer, message, .. } => match Control::read(&message)? {
                 Control::Reported(reports) => return Ok(Some((peer, reports))),
                 Control::Failed(reason) => {
-                    return Err(ClusterError::Failed { name: name_of(&self.names, peer), reason });
+                    let name = name_of(&self.names, peer);
+                    return Err(self.cause(ClusterError::Failed { name, reason }));
                 }
                 other => tracing::warn!(%peer, message = ?other, "unexpected message"),
             },
@@ -58,11 +62,33 @@ impl RemoteFabric {
         }
         Ok(None)
     }
+
+    fn send(&self, peer: Peer, message: Message) -> Result<(), ClusterError> {
+        self.controller.send(peer, message).map_err(|error| self.cause(error.into()))
+    }
+
+    /// The error to report instead of this one, which may be but its consequence: neighbours of a
+    /// node that died fail too, and sometimes say so before its own connection does.
+    fn cause(&self, error: ClusterError) -> ClusterError {
+        let started = Instant::now();
+        loop {
+            match self.controller.recv(CAUSE_PATIENCE.saturating_sub(started.elapsed())) {
+                // Who fails says goodbye; who died does not.
+                Some(Event::Lost { reason: LostReason::Goodbye, .. }) => {}
+                Some(Event::Lost { peer, reason }) if self.names.contains_key(&peer) => {
+                    let (name, reason) = (name_of(&self.names, peer), reason.to_string());
+                    return ClusterError::Lost { name, reason };
+                }
+                Some(_) => {}
+                None => return error,
+            }
+        }
+    }
 }
 
 impl Fabric for RemoteFabric {
     fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
-        Ok(self.controller.send(self.first, wire::launch(&launch))?)
+        self.send(self.first, wire::launch(&launch))
     }
 
     fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
@@ -77,7 +103,7 @@ impl Fabric for RemoteFabric {
 
     fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError> {
         for &peer in self.names.keys() {
-            self.controller.send(peer, Control::Report.message(Buffer::default()))?;
+            self.send(peer, Control::Report.message(Buffer::default()))?;
         }
         let mut reports = BTreeMap::new();
         let started = Instant::now();

@@ -115,10 +115,10 @@ impl Drop for Running {
 }
 
 /// A process by its id and the time it was started at, so that nobody is taken for another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
-    id: u32,
     started: u64,
+    id: u32,
 }
 
 impl Process {
