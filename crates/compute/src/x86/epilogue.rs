@@ -4,7 +4,7 @@ use super::for_each_isa;
 use super::functions::silu;
 use super::lanes::{LANES, Lanes};
 use super::product::Block;
-use super::tiles::{PANEL, RowsMut};
+use super::tiles::{PANEL, RowsMut, STEP, TILE_ROWS};
 use crate::memory::SharedMut;
 use crate::rope::{Rope, rotate};
 use crate::source::HEAD_DIM_MAX;
@@ -21,15 +21,16 @@ pub(super) struct AddResidual<'a> {
 
 #[inline(always)]
 unsafe fn add_residual_lanes<L: Lanes>(block: &Block<'_>, add: &AddResidual<'_>) {
-    for row in block.rows.clone() {
-        let start = add.rows[row] * add.stride + block.panels.start * PANEL;
-        // SAFETY: no other block has these rows and outputs.
-        let residual = unsafe { add.slab.part(start, block.panels.len() * PANEL) };
-        for (panel, residual) in block.panels.clone().zip(residual.chunks_exact_mut(PANEL)) {
-            // SAFETY: sixteen results, sixteen values of the residual.
-            unsafe {
-                let residual = residual.as_mut_ptr();
-                L::load(residual).add(L::load(block.at(row, panel))).store(residual);
+    for first_row in block.rows.clone().step_by(TILE_ROWS) {
+        let last_row = (first_row + TILE_ROWS).min(block.rows.end);
+        for panel in block.panels.clone() {
+            let results = block.tile(first_row, panel);
+            for (index, &row) in add.rows[first_row..last_row].iter().enumerate() {
+                // SAFETY: no other block has these rows and outputs; sixteen values each.
+                unsafe {
+                    let residual = add.slab.place(row * add.stride + panel * PANEL, PANEL);
+                    L::load(residual).add(L::load(results.add(index * PANEL))).store(residual);
+                }
             }
         }
     }
@@ -43,12 +44,18 @@ for_each_isa! {
 /// into = gate · σ(gate) · up, where even panels are gates and odd ones ups.
 #[inline(always)]
 unsafe fn gate_lanes<L: Lanes>(block: &Block<'_>, into: &RowsMut<'_>) {
-    for row in block.rows.clone() {
+    for first_row in block.rows.clone().step_by(TILE_ROWS) {
         for panel in block.panels.clone().step_by(2) {
-            // SAFETY: units of two panels keep gate and up together; no other block has this place.
+            let (gates, ups) = (block.tile(first_row, panel), block.tile(first_row, panel + 1));
+            // SAFETY: units of two panels keep gate and up together; no other block has these
+            // places; the rows' buffer holds whole row blocks, in which rows are a step apart.
             unsafe {
-                let (gate, up) = (L::load(block.at(row, panel)), L::load(block.at(row, panel + 1)));
-                silu(gate).multiply(up).store_bf16(into.at(row, panel / 2 * PANEL));
+                let into = into.at(first_row, panel / 2 * PANEL);
+                for row in 0..TILE_ROWS {
+                    let (gate, up) =
+                        (L::load(gates.add(row * PANEL)), L::load(ups.add(row * PANEL)));
+                    silu(gate).multiply(up).store_bf16(into.add(row * STEP));
+                }
             }
         }
     }

@@ -95,9 +95,17 @@ impl Block<'_> {
     /// Sixteen results: row of the batch, panel of the weights.
     #[inline(always)]
     pub(super) fn at(&self, row: usize, panel: usize) -> *const f32 {
+        let row_of_tile = (row - self.rows.start) % TILE_ROWS;
+        self.tile(row - row_of_tile, panel).wrapping_add(row_of_tile * PANEL)
+    }
+
+    /// A whole tile, [16 rows][16 outputs], from its first row on. Rows past the block's last hold
+    /// nothing of use, but are there.
+    #[inline(always)]
+    pub(super) fn tile(&self, row: usize, panel: usize) -> *const f32 {
         let (row, panel) = (row - self.rows.start, panel - self.panels.start);
         let tile = result_tile(self.rows.len(), row / TILE_ROWS, panel);
-        self.values[tile + row % TILE_ROWS * PANEL..][..PANEL].as_ptr()
+        self.values[tile..][..RESULT_TILE].as_ptr()
     }
 }
 
