@@ -42,7 +42,8 @@ pub enum Source {
 /// Weights that are read from another machine, as the one that has the files reads them.
 pub trait ElsewhereWeights: Send + Sync + std::fmt::Debug {
     /// Rows of a matrix into `out`: (rows, inputs). The error is a sentence.
-    fn read_rows(&self, tensor: Tensor, rows: Range<usize>, out: &mut [bf16]) -> Result<(), String>;
+    fn read_rows(&self, tensor: Tensor, rows: Range<usize>, out: &mut [bf16])
+    -> Result<(), String>;
 
     /// A norm or a bias of this length.
     fn read_vector(&self, tensor: Tensor, length: usize) -> Result<Vec<f32>, String>;
@@ -73,7 +74,11 @@ impl Model {
     }
 
     /// A model whose weights another machine reads.
-    pub fn elsewhere(name: String, config: ModelConfig, weights: Box<dyn ElsewhereWeights>) -> Self {
+    pub fn elsewhere(
+        name: String,
+        config: ModelConfig,
+        weights: Box<dyn ElsewhereWeights>,
+    ) -> Self {
         Self { name, config, source: Source::Elsewhere, weights: Weights::Elsewhere(weights) }
     }
 
@@ -177,9 +182,9 @@ impl Model {
         match &self.weights {
             Weights::Stored(stored) => Ok(stored.read_vector(tensor, length)),
             Weights::Dummy => Ok(dummy::vector(tensor, length)),
-            Weights::Elsewhere(weights) => {
-                weights.read_vector(tensor, length).map_err(|reason| self.unreadable(tensor, reason))
-            }
+            Weights::Elsewhere(weights) => weights
+                .read_vector(tensor, length)
+                .map_err(|reason| self.unreadable(tensor, reason)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Names and shapes of a model's tensors, the same for every source.
 
-use serde::{Deserialize, Serialize};
 use crate::config::ModelConfig;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// One tensor of a model. Matrices are (outputs, inputs), row-major.
