@@ -142,8 +142,8 @@ impl Resolver<'_> {
             }
         }
         let (name, kernels, memory_gib, price_usd) = match (&pool.device, &pool.profile) {
-            (Some(name), None) => self.from_catalogue(at, name, pool)?,
-            (None, Some(profile)) => self.from_profile(at, profile, pool)?,
+            (Some(name), None) => self.in_catalogue(at, name, pool)?,
+            (None, Some(profile)) => self.by_profile(at, profile, pool)?,
             _ => {
                 let problem =
                     "needs either `device` (a catalogue name) or `profile` (a file)".to_owned();
@@ -161,7 +161,7 @@ impl Resolver<'_> {
         })
     }
 
-    fn from_catalogue(
+    fn in_catalogue(
         &self,
         at: &str,
         name: &str,
@@ -176,7 +176,7 @@ impl Resolver<'_> {
         Ok((name.to_owned(), Kernels::analytic(device, self.shape), memory, price))
     }
 
-    fn from_profile(
+    fn by_profile(
         &self,
         at: &str,
         path: &Path,

@@ -6,16 +6,20 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+pub mod bench;
 pub mod calculus;
 pub mod catalogue;
 mod cluster;
 mod configuration;
 mod cost;
 mod error;
+mod estimate;
 mod heap;
 mod kernels;
+mod plan;
 pub mod profile;
 mod program;
+mod proposal;
 mod random;
 mod report;
 pub mod reproduce;
@@ -34,8 +38,10 @@ pub use configuration::{Configuration, Contexts, Disturbance, Group, Rules, Slic
 pub use cost::{CostUnit, Prices, dollars_per_million};
 pub use error::PlanError;
 pub use kernels::{Kernels, Roofline};
+pub use plan::{ContextBudget, PLAN_VERSION, Plan, PlanForecast};
 pub use profile::Profile;
 pub use program::Bottleneck;
+pub use proposal::{Neighbour, Proposal, job_seconds, propose};
 pub use random::Random;
 pub use report::{Report, TokenTime, TrafficRates, simulate, simulate_traced};
 pub use search::{
@@ -43,6 +49,6 @@ pub use search::{
     search,
 };
 pub use shape::{Shape, even_slices};
-pub use space::{Candidate, Job, Settings, Site, Space};
+pub use space::{Candidate, Job, Settings, Site, Space, Wish};
 pub use trace::Trace;
 pub use workload::{Held, Length, Workload};

@@ -51,18 +51,8 @@ impl Shape {
 
     /// The paper's running example.
     pub fn llama2_70b() -> Self {
-        Self {
-            name: "llama2-70b".to_owned(),
-            layers: 80,
-            hidden: 8192,
-            query_width: 8192,
-            kv_width: 1024,
-            feed_forward: 28672,
-            vocab: 32000,
-            tied_embeddings: false,
-            value_bytes: 2,
-            context_max: 4096,
-        }
+        let config = ModelConfig::shape("llama2-70b").expect("a well-known shape");
+        Self::of("llama2-70b", &config)
     }
 
     /// Parameters of the projections before attention: D(D_q + 2 D_kv).

@@ -10,8 +10,9 @@ use crate::trace::{Span, Trace};
 
 /// Passes of every flight before the measurement: transients settle.
 const PASSES_SETTLING: usize = 2;
-/// Passes of every flight that are measured; more where chance plays a part.
-const PASSES_MEASURED: usize = 1;
+/// Passes that are measured at least, of all flights together, so that few flights do not mean few samples.
+const PASSES_MEASURED: usize = 24;
+/// Passes of every flight that are measured where chance plays a part.
 const PASSES_MEASURED_RANDOM: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -95,8 +96,8 @@ pub(crate) fn run(program: &Program, trace: Option<&mut Trace>) -> Outcome {
     machine.run_until(flights * PASSES_SETTLING as u64, &mut handled);
     let began = machine.now;
     machine.start_measuring();
-    let measured =
-        if program.is_deterministic() { PASSES_MEASURED } else { PASSES_MEASURED_RANDOM };
+    let least = if program.is_deterministic() { 1 } else { PASSES_MEASURED_RANDOM };
+    let measured = PASSES_MEASURED.div_ceil(program.flights).max(least);
     machine.run_until(flights * (PASSES_SETTLING + measured) as u64, &mut handled);
     machine.outcome(machine.now - began, measured, handled)
 }

@@ -1,7 +1,4 @@
-//! The space of configurations of a cluster: which (K, K', B, local rows, flights) exist, what each costs at most.
-//!
-//! The estimate here is [`Program::bound`](crate::program::Program::bound) in closed form for like nodes: no
-//! simulation of the same candidate exceeds it, which is what makes pruning by it sound.
+//! The space of configurations of a cluster: which (K, K', B, local rows, flights) exist.
 
 use std::sync::Arc;
 
@@ -10,8 +7,8 @@ use crate::calculus::Traffic;
 use crate::cluster::{Cluster, Pool};
 use crate::configuration::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
 use crate::error::PlanError;
+use crate::estimate::Table;
 use crate::kernels::Kernels;
-use crate::program::Bottleneck;
 use crate::shape::{GIB, Shape, even_slices};
 use crate::workload::Workload;
 
@@ -101,6 +98,23 @@ impl Candidate {
     }
 }
 
+/// A configuration a user asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// K.
+    pub tier1: usize,
+    /// K'.
+    pub tier2: usize,
+    /// Kind of Tier-2 node.
+    pub pool: usize,
+    /// B; without effect in a single tier.
+    pub batch: usize,
+    /// Rows per flight that attend on Tier 1.
+    pub local_rows: usize,
+    /// Flights, if not as many as context memory seats.
+    pub flights: Option<usize>,
+}
+
 /// All candidates with the same nodes: one price, many batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
@@ -125,29 +139,6 @@ impl Site {
     }
 }
 
-/// Kernel times of a pool for every batch.
-#[derive(Debug)]
-struct Table {
-    pre: Vec<f64>,
-    post: Vec<f64>,
-    fused: Vec<f64>,
-    classify: Vec<f64>,
-    attention: Vec<f64>,
-}
-
-impl Table {
-    fn of(kernels: &Kernels, rows_max: usize, context: f64) -> Self {
-        let over = |time: &dyn Fn(usize) -> f64| (0..=rows_max).map(time).collect();
-        Self {
-            pre: over(&|rows| kernels.pre(rows)),
-            post: over(&|rows| kernels.post(rows)),
-            fused: over(&|rows| kernels.fused(rows)),
-            classify: over(&|rows| kernels.classify(rows)),
-            attention: over(&|rows| kernels.attention(rows, context)),
-        }
-    }
-}
-
 /// A cluster, a job and settings: everything that defines the space.
 #[derive(Debug)]
 pub struct Space {
@@ -157,8 +148,8 @@ pub struct Space {
     pub job: Job,
     /// The settings.
     pub settings: Settings,
-    tier1: Table,
-    tier2: Vec<Table>,
+    pub(crate) tier1: Table,
+    pub(crate) tier2: Vec<Table>,
 }
 
 impl Space {
@@ -268,6 +259,47 @@ impl Space {
         )
     }
 
+    /// The site and candidate a user asks for, or what would be needed; no `flights` means all that find seats.
+    pub fn choose(&self, wish: &Wish) -> Result<(Site, Candidate), PlanError> {
+        let Wish { tier1, tier2, pool, batch, local_rows, flights } = *wish;
+        let sites = self.sites()?;
+        let found = sites.into_iter().find(|site| {
+            (site.tier1, site.tier2) == (tier1, tier2) && (tier2 == 0 || site.pool == pool)
+        });
+        let site = found.ok_or_else(|| {
+            PlanError::NoContext(format!(
+                "{tier1} Tier-1 nodes with {tier2} Tier-2 nodes each are not possible here: the cluster has too few, \
+                 the weights do not fit on that many Tier-1 nodes, or no context fits beside them or on Tier 2"
+            ))
+        })?;
+        let seats_of = |rows: usize| (rows as f64 / self.job.rows_per_seat).ceil() as usize;
+        let mut most = usize::MAX;
+        for (rows, seats) in
+            [(batch * usize::from(tier2 > 0), site.seats_tier2), (local_rows, site.seats_tier1)]
+        {
+            if rows > 0 {
+                most = most.min(seats / seats_of(rows).max(1));
+            }
+        }
+        let candidate =
+            Candidate { tier1, tier2, pool, batch, local_rows, flights: flights.unwrap_or(most) };
+        if candidate.rows() == 0 {
+            return Err(PlanError::NoContext(
+                "a flight without rows does nothing: raise the batch".to_owned(),
+            ));
+        }
+        if most == 0 || candidate.flights > most {
+            return Err(PlanError::NoContext(format!(
+                "{} flights of {batch} rows per Tier-2 node and {local_rows} local rows; memory seats {most} \
+                 (a Tier-2 node {} prompts, a Tier-1 node {})",
+                candidate.flights.max(1),
+                site.seats_tier2,
+                site.seats_tier1
+            )));
+        }
+        Ok((site, candidate))
+    }
+
     /// The candidates of a site.
     pub fn candidates(&self, site: &Site) -> Vec<Candidate> {
         let seats_of =
@@ -308,69 +340,6 @@ impl Space {
             }
         }
         candidates
-    }
-
-    /// Rows per second that no simulation of the candidate exceeds, and what sets the limit.
-    pub fn estimate(&self, site: &Site, candidate: &Candidate) -> (f64, Bottleneck) {
-        let (rows, nodes) = (candidate.rows(), site.tier1 as f64);
-        let paper = self.settings.rules == Rules::Paper;
-        let single_tier = candidate.tier2 == 0;
-        let (most, last) = (site.slices[0] as f64, site.slices[site.tier1 - 1] as f64);
-        let (shape, traffic, layers) =
-            (&self.job.shape, self.settings.traffic, self.job.shape.layers as f64);
-        let local = self.tier1.attention[candidate.local_rows];
-        let (pre, post) = (self.tier1.pre[rows], self.tier1.post[rows]);
-        let (fused, classify) = if paper {
-            (pre + post, 0.0)
-        } else {
-            (self.tier1.fused[rows], self.tier1.classify[rows])
-        };
-        let compute = |layers: f64| pre + post + (layers - 1.0) * fused + layers * local;
-        // The heaviest node: one with the most layers, or the last one, which classifies.
-        let tier1 = if site.tier1 > 1 {
-            compute(most).max(compute(last) + classify)
-        } else {
-            compute(last) + classify
-        };
-        let link = &self.cluster.tier1.link;
-        let hop = traffic.hop_bytes(shape) * rows as f64 / link.bandwidth;
-        let (hop_busy, hop_pass) = match (paper, single_tier) {
-            (true, true) => (hop, nodes * (hop + link.rtt / 2.0)),
-            (true, false) => (0.0, 0.0),
-            _ if site.tier1 == 1 => (0.0, 0.0),
-            _ => (hop, (nodes - 1.0) * hop + nodes * link.rtt / 2.0),
-        };
-        let weights = nodes * (pre + post) + (layers - nodes) * fused + classify + hop_pass;
-        let mut slowest = (0.0, Bottleneck::Tier1Compute);
-        let mut consider = |seconds: f64, what| {
-            if seconds > slowest.0 {
-                slowest = (seconds, what);
-            }
-        };
-        consider(tier1, Bottleneck::Tier1Compute);
-        consider(hop_busy, Bottleneck::HopLink);
-        if single_tier {
-            consider((weights + layers * local) / candidate.flights as f64, Bottleneck::Latency);
-            return (rows as f64 / slowest.0, slowest.1);
-        }
-        let attend = self.tier2[candidate.pool].attention[candidate.batch];
-        let shard = candidate.batch as f64;
-        let (out, back) = (shard * traffic.out_bytes(shape), shard * traffic.back_bytes(shape));
-        let (near, far) =
-            (self.cluster.inter.bandwidth, self.cluster.tier2[candidate.pool].link.bandwidth);
-        let copies = candidate.tier2 as f64;
-        let sent = copies * out / near;
-        let extra = (out / far - out / near).max(0.0);
-        let reply = if paper { copies * back / near } else { (back / near).max(back / far) };
-        consider(most * attend, Bottleneck::Tier2Compute);
-        consider(most * sent.max(copies * back / near), Bottleneck::InterTierLink);
-        if !paper {
-            consider(most * (out / near + extra).max(back / far), Bottleneck::Tier2Link);
-        }
-        let remote = sent + extra + reply + self.cluster.inter.rtt + attend;
-        let fan = if paper { local + remote } else { local.max(remote) };
-        consider((weights + layers * fan) / candidate.flights as f64, Bottleneck::Latency);
-        (rows as f64 / slowest.0, slowest.1)
     }
 
     /// The candidate as the simulator takes it.

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use glinthawk_plan::{
-    Bottleneck, Cluster, FRONT_STEP, Job, Objective, PlanError, Rules, Settings, Shape, Space,
-    Traffic, Workload, evaluate, fewest_flights, front, search, simulate,
+    Bottleneck, Cluster, FRONT_STEP, Job, Objective, Plan, PlanError, Rules, Settings, Shape,
+    Space, Traffic, Wish, Workload, evaluate, fewest_flights, front, propose, search, simulate,
 };
 
 fn cluster_text(tier1: (&str, usize), tier2: (&str, usize)) -> String {
@@ -149,4 +149,64 @@ fn hybrid_plans_are_never_worse() {
     let (remote, hybrid) = (best(remote), best(hybrid));
     assert!(hybrid.tokens_per_second >= remote.tokens_per_second);
     assert!(hybrid.candidate.local_rows > 0 || hybrid.bottleneck != Bottleneck::Tier2Compute);
+}
+
+#[test]
+fn a_proposal_explains_itself_and_its_plan_is_valid() {
+    let space = small_space(Settings { batch_max: 200, ..Settings::default() });
+    let workload = Workload::uniform(100, 50, 1000).expect("valid");
+    let proposal = propose(&space, Objective::Throughput, Some(&workload), 16).expect("found");
+    let plan =
+        Plan::parse("plan.toml", &proposal.plan.to_toml()).expect("a plan reads what it writes");
+    assert_eq!(plan, proposal.plan);
+    plan.check_layers("plan.toml", 8).expect("all layers are hosted");
+    assert_eq!(plan.max_context, 150);
+    let seconds = plan.forecast.job_seconds.expect("a workload was given");
+    assert!((seconds - workload.rows() / plan.forecast.tokens_per_second).abs() < 1e-6 * seconds);
+    let better = |neighbour: &glinthawk_plan::Neighbour| {
+        neighbour.evaluation.as_ref().is_some_and(|other| {
+            other.cost <= proposal.best.cost
+                && other.tokens_per_second > 1.001 * proposal.best.tokens_per_second
+        })
+    };
+    assert!(!proposal.neighbours.iter().any(better), "{:?}", proposal.neighbours);
+    let text = proposal.render();
+    for word in
+        ["best", "limited by", "neighbours and why they lose", "front of throughput", "analytic"]
+    {
+        assert!(text.contains(word), "{word} in {text}");
+    }
+}
+
+#[test]
+fn a_wish_is_granted_or_told_what_it_lacks() {
+    let space = small_space(Settings::default());
+    let wish = Wish { tier1: 2, tier2: 2, pool: 0, batch: 4, local_rows: 0, flights: None };
+    let (site, candidate) = space.choose(&wish).expect("it fits");
+    assert_eq!(candidate.flights, site.seats_tier2 / 4);
+    assert!(simulate(&space.configuration(&site, &candidate)).tokens_per_second > 0.0);
+    let refused = |wish: Wish| space.choose(&wish).unwrap_err().to_string();
+    let error = refused(Wish { flights: Some(10_000), ..wish });
+    assert!(error.contains("10000 flights of 4 rows") && error.contains("memory seats"), "{error}");
+    assert!(refused(Wish { tier2: 9, ..wish }).contains("2 Tier-1 nodes with 9 Tier-2 nodes each"));
+    assert!(refused(Wish { batch: 0, ..wish }).contains("raise the batch"));
+}
+
+#[test]
+fn chunked_input_needs_fewer_seats_for_the_same_rows() {
+    let shape = Shape { layers: 8, ..Shape::llama2_70b() };
+    let nodes = |text: String| {
+        text.replace("nodes = 8", "memory_gib = 0.25\nnodes = 8")
+            .replace("nodes = 4", "memory_gib = 3.8\nnodes = 4")
+    };
+    let workload = Workload::uniform(512, 64, 100).expect("valid");
+    let best = |chunk: usize| {
+        let text = nodes(cluster_text(("t4", 4), ("epyc-7v12-16", 8)));
+        let cluster =
+            Cluster::parse("test", &text, Path::new("."), &shape).expect("a valid cluster");
+        let settings = Settings { batch_max: 256, local_shares: vec![0.0], ..Settings::default() };
+        let space = Space::new(cluster, Job::of(&shape, &workload, chunk), settings);
+        search(&space, Objective::Throughput, true).expect("it fits").best.tokens_per_second
+    };
+    assert!(best(64) > 1.2 * best(1));
 }

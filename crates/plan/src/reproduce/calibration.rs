@@ -1,4 +1,4 @@
-//! The unpublished kernel profiles, replaced by rooflines with four efficiencies fitted to four numbers of the paper.
+//! The unpublished kernel profiles, replaced by rooflines with five efficiencies fitted to five numbers of the paper.
 
 use std::sync::Arc;
 
@@ -9,26 +9,35 @@ use crate::configuration::{Configuration, Contexts, Disturbance, Group, Rules, S
 use crate::error::PlanError;
 use crate::kernels::Kernels;
 use crate::report::simulate;
-use crate::search::best_at;
+use crate::search::{Evaluation, best_at};
 use crate::shape::{GIB, Shape};
-use crate::space::{Job, Settings, Site, Space};
+use crate::space::{Job, Settings, Space};
 
 use super::prototype::{Experiment, experiments};
 
-/// The paper's numbers the rooflines are fitted to; everything else is held out.
+/// The paper's numbers the rooflines are fitted to; everything else is held out or follows from these.
 pub(crate) struct Anchors;
 
 impl Anchors {
-    /// One layer at batch 1 on a T4 (sec:kvc_strawman).
+    /// One layer at batch 1 on a T4 (sec:kvc_strawman): the T4's memory.
     pub const LAYER_SECONDS: f64 = 5.6e-3;
-    /// 16 T4 + 48 CPU (table:inter_bw): bound by the T4s' matrix products.
+    /// 16 T4 + 48 CPU (table:inter_bw): the T4's matrix products.
     pub const T4_BOUND: f64 = 1992.0;
-    /// 16 T4 + 16 CPU (table:inter_bw): bound by the CPUs' attention.
+    /// 16 T4 + 16 CPU (table:inter_bw): the CPU's attention.
     pub const CPU_BOUND: f64 = 1138.0;
-    /// 4 A100 + 8 RTX 6000 (table:inter_bw): bound by the A100s' matrix products.
-    pub const A100_BOUND: f64 = 1705.0;
-    /// Time per token of 16 T4 + 48 CPU over that of 16 T4 (fig:e2e_tot): bound by the T4s' attention.
+    /// Time per token of 16 T4 + 48 CPU over that of 16 T4 (fig:e2e_tot): the GPUs' attention.
     pub const TIME_PER_TOKEN: f64 = 5.2;
+    /// 4 A100 + 8 RTX 6000 (table:inter_bw): the matrix products of A100 and H100.
+    pub const A100_BOUND: f64 = 1705.0;
+}
+
+/// Which number the GPUs' attention is fitted to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum AttentionAnchor {
+    /// Time per token of 16 T4 + 48 CPU over that of 16 T4.
+    TimePerToken(f64),
+    /// Throughput per GPU at 16K tokens over that of 80 T4.
+    LongSequences(f64),
 }
 
 /// The paper's testbed with fitted efficiencies.
@@ -46,17 +55,24 @@ pub struct Testbed {
 pub(crate) const OVERSUBSCRIPTION: f64 = 3.0;
 /// The natural round trip of the testbed.
 pub(crate) const RTT_MS: f64 = 2.0;
-const LONGEST: f64 = 2048.0;
+/// The longest context; the paper's simulator attends to it always.
+pub(crate) const LONGEST: f64 = 2048.0;
+
+const CPU: &str = "epyc-7v12-16";
+const LARGE: [&str; 2] = ["a100-40", "h100-80"];
 
 impl Testbed {
-    /// Fits the four efficiencies in turn; each anchor decides one of them.
+    /// Fits the five efficiencies in turn; each anchor decides one of them.
     pub fn calibrated() -> Result<Self, PlanError> {
-        let shape = Shape::llama2_70b();
-        let devices = Catalogue::built_in().devices;
+        Self::calibrated_to(AttentionAnchor::TimePerToken(Anchors::TIME_PER_TOKEN))
+    }
+
+    pub(crate) fn calibrated_to(attention: AttentionAnchor) -> Result<Self, PlanError> {
+        let (shape, devices) = (Shape::llama2_70b(), Catalogue::built_in().devices);
         let mut testbed = Self { shape, devices, experiments: experiments()? };
         testbed.fit_products();
         testbed.fit_cpu_attention();
-        testbed.fit_gpu_attention(Anchors::TIME_PER_TOKEN);
+        testbed.fit_gpu_attention(attention);
         testbed.fit_large_products();
         Ok(testbed)
     }
@@ -82,10 +98,13 @@ impl Testbed {
         Arc::new(Kernels::analytic(self.device(name), &self.shape))
     }
 
-    fn set(&mut self, apply: impl Fn(&mut Efficiency, bool)) {
-        for device in &mut self.devices {
-            apply(&mut device.efficiency, device.name == "epyc-7v12-16");
-        }
+    fn rate(&self, experiment: &Experiment, context: f64) -> f64 {
+        simulate(&self.configuration(experiment, context)).tokens_per_second
+    }
+
+    fn set(&mut self, matches: impl Fn(&str) -> bool, apply: impl Fn(&mut Efficiency)) {
+        let devices = self.devices.iter_mut().filter(|device| matches(&device.name));
+        devices.for_each(|device| apply(&mut device.efficiency));
     }
 
     /// Two points of t(B) = load + B · multiply give bandwidth and matrix efficiency of the T4; all GPUs take them.
@@ -96,82 +115,65 @@ impl Testbed {
         let multiply = (at_rows - Anchors::LAYER_SECONDS) / (rows - 1.0);
         let load = Anchors::LAYER_SECONDS - multiply;
         let t4 = self.device("t4");
-        let weights_bandwidth = self.shape.layer_bytes() / load / (t4.bandwidth_gb_s.value * 1e9);
+        let bandwidth = self.shape.layer_bytes() / load / (t4.bandwidth_gb_s.value * 1e9);
         let matrix = self.shape.layer_bytes() / multiply / (t4.matrix_tflops.value * 1e12);
-        self.set(|efficiency, _| {
-            (efficiency.weights_bandwidth, efficiency.matrix) = (weights_bandwidth, matrix)
-        });
+        self.set(
+            |name| name != CPU,
+            |efficiency| {
+                (efficiency.weights_bandwidth, efficiency.context_bandwidth) =
+                    (bandwidth, bandwidth);
+                efficiency.matrix = matrix;
+            },
+        );
     }
 
     fn fit_cpu_attention(&mut self) {
         let anchor = self.experiment("16xT4_16xCPU_B112").clone();
-        let share = bisect(Anchors::CPU_BOUND, |share| {
-            self.set(|efficiency, cpu| {
-                if cpu {
-                    (efficiency.context_bandwidth, efficiency.vector) = (share, 1.0)
-                }
-            });
-            simulate(&self.configuration(&anchor, LONGEST)).tokens_per_second
-        });
-        self.set(|efficiency, cpu| {
-            if cpu {
-                efficiency.context_bandwidth = share
-            }
+        self.set(|name| name == CPU, |efficiency| efficiency.vector = 1.0);
+        bisect(Anchors::CPU_BOUND, |share| {
+            self.set(|name| name == CPU, |efficiency| efficiency.context_bandwidth = share);
+            self.rate(&anchor, LONGEST)
         });
     }
 
-    /// The vector efficiency of a T4 that attends to its own contexts; all GPUs take it, and stream contexts as
-    /// fast as weights.
-    fn fit_gpu_attention(&mut self, time_per_token: f64) {
-        let (single, two) =
-            (self.experiment("16xT4_B14").clone(), self.experiment("16xT4_48xCPU_B246").clone());
-        let bandwidth = self.device("t4").efficiency.weights_bandwidth;
-        self.set(|efficiency, cpu| {
-            if !cpu {
-                efficiency.context_bandwidth = bandwidth
+    /// The vector efficiency of a T4 that attends to its own contexts; all GPUs take it.
+    fn fit_gpu_attention(&mut self, anchor: AttentionAnchor) {
+        let (single, two, target, context) = match anchor {
+            AttentionAnchor::TimePerToken(ratio) => {
+                // Little's law: time per token = rows in the air / tokens per second.
+                let (single, two) =
+                    (self.experiment("16xT4_B14"), self.experiment("16xT4_48xCPU_B246"));
+                let in_air =
+                    |experiment: &Experiment| (experiment.flights() * experiment.rows) as f64;
+                let target = ratio * in_air(single) / in_air(two);
+                (single.clone(), two.clone(), target, LONGEST)
             }
-        });
-        // Little's law: time per token = rows in the air / tokens per second.
-        let in_air = |experiment: &Experiment| (experiment.flights() * experiment.rows) as f64;
-        let target = in_air(&single) * time_per_token * Anchors::T4_BOUND / in_air(&two);
-        let vector = bisect(target, |share| {
-            self.set(|efficiency, cpu| {
-                if !cpu {
-                    efficiency.vector = share
-                }
-            });
-            simulate(&self.configuration(&single, LONGEST)).tokens_per_second
-        });
-        self.set(|efficiency, cpu| {
-            if !cpu {
-                efficiency.vector = vector
+            AttentionAnchor::LongSequences(ratio) => {
+                let (single, two) =
+                    (self.experiment("16K/L70B_80xT4_B3"), self.experiment("9xT4_144xCPU_B32"));
+                let target = single.tier1 as f64 / two.tier1 as f64 / ratio;
+                (single.clone(), two.clone(), target, 16384.0)
             }
+        };
+        let two_tier = self.rate(&two, context);
+        bisect(target * two_tier, |share| {
+            self.set(|name| name != CPU, |efficiency| efficiency.vector = share);
+            self.rate(&single, context)
         });
     }
 
     /// The matrix efficiency of an A100; the H100 takes it.
     fn fit_large_products(&mut self) {
-        let matrix = bisect(Anchors::A100_BOUND, |share| {
-            self.set_large(share);
-            self.pairing("a100-40", 4, "rtx6000", 2).map_or(0.0, |(_, _, best)| best)
+        bisect(Anchors::A100_BOUND, |share| {
+            self.set(|name| LARGE.contains(&name), |efficiency| efficiency.matrix = share);
+            self.pairing("a100-40", 4, "rtx6000", 2).map_or(0.0, |best| best.tokens_per_second)
         });
-        self.set_large(matrix);
-    }
-
-    fn set_large(&mut self, matrix: f64) {
-        for device in self
-            .devices
-            .iter_mut()
-            .filter(|device| ["a100-40", "h100-80"].contains(&device.name.as_str()))
-        {
-            device.efficiency.matrix = matrix;
-        }
     }
 
     /// An experiment of the prototype under the paper's rules, attending to `context` positions.
     pub(crate) fn configuration(&self, experiment: &Experiment, context: f64) -> Configuration {
         let each = self.shape.layers.div_ceil(experiment.tier1);
-        let (tier1, cpu) = (self.kernels("t4"), self.kernels("epyc-7v12-16"));
+        let (tier1, cpu) = (self.kernels("t4"), self.kernels(CPU));
         let slices = (0..experiment.tier1).map(|index| Slice {
             layers: if index + 1 == experiment.tier1 {
                 self.shape.layers - index * each
@@ -205,7 +207,7 @@ impl Testbed {
         }
     }
 
-    /// Nodes of a device under the paper's network of the pairings: 300 Gbps inside a tier.
+    /// Nodes of a device on the network of the paper's simulated pairings: 300 Gbps inside a tier.
     pub(crate) fn pool(&self, name: &str, nodes: usize) -> Pool {
         let device = self.device(name);
         Pool {
@@ -219,45 +221,55 @@ impl Testbed {
         }
     }
 
-    /// The best batch for K nodes of one device with K' of another each, as the paper simulated them: the space,
-    /// the site and the tokens per second.
+    fn space(&self, cluster: Cluster, factor: f64, local_share: f64, batch_max: usize) -> Space {
+        let settings = Settings {
+            batch_max,
+            rules: Rules::Paper,
+            traffic: Traffic::StateObject,
+            local_shares: vec![local_share],
+            ..Settings::default()
+        };
+        Space::new(cluster, Job::longest(&self.shape, LONGEST, factor), settings)
+    }
+
+    /// The testbed's T4 and CPU nodes on 8 Gbps, context memory oversubscribed by `factor`, batches to 4,096.
+    pub(crate) fn ethernet_space(&self, tier1: usize, tier2: usize, factor: f64) -> Space {
+        let link = Link::new(RTT_MS, 8.0);
+        let tier1 = Pool { link, ..self.pool("t4", tier1) };
+        let tier2 =
+            if tier2 > 0 { vec![Pool { link, ..self.pool(CPU, tier2) }] } else { Vec::new() };
+        self.space(Cluster { tier1, tier2, inter: link }, factor, 0.0, 4096)
+    }
+
+    /// The best batch for K nodes of one device with K' of another each, as the paper simulated them: 200 Gbps
+    /// between the tiers, and rows in Tier 1's spare memory too.
     pub(crate) fn pairing(
         &self,
         tier1: &str,
         nodes: usize,
         tier2: &str,
         each: usize,
-    ) -> Option<(Space, Site, f64)> {
-        let cluster = Cluster {
-            tier1: self.pool(tier1, nodes),
-            tier2: vec![self.pool(tier2, nodes * each)],
-            inter: Link::new(RTT_MS, 200.0),
-        };
-        let settings = Settings {
-            batch_max: 512,
-            rules: Rules::Paper,
-            traffic: Traffic::StateObject,
-            local_shares: vec![1.0],
-            ..Settings::default()
-        };
-        let space =
-            Space::new(cluster, Job::longest(&self.shape, LONGEST, OVERSUBSCRIPTION), settings);
+    ) -> Option<Evaluation> {
+        let tier2 = vec![self.pool(tier2, nodes * each)];
+        let cluster =
+            Cluster { tier1: self.pool(tier1, nodes), tier2, inter: Link::new(RTT_MS, 200.0) };
+        let space = self.space(cluster, OVERSUBSCRIPTION, 1.0, 512);
         let site = space
             .sites()
             .ok()?
             .into_iter()
             .find(|site| (site.tier1, site.tier2) == (nodes, each))?;
-        let best = best_at(&space, &site)?.tokens_per_second;
-        Some((space, site, best))
+        best_at(&space, &site)
     }
 }
 
-/// The share in (0, 1] at which a rising function reaches `target`; 1 where it never does.
-fn bisect(target: f64, mut reached: impl FnMut(f64) -> f64) -> f64 {
+/// Calls a rising function of a share in (0, 1] until it just reaches `target`, the last time with that share;
+/// with 1 where it never does.
+fn bisect(target: f64, mut reached: impl FnMut(f64) -> f64) {
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..30 {
         let middle = (low + high) / 2.0;
         if reached(middle) < target { low = middle } else { high = middle }
     }
-    high
+    reached(high);
 }

@@ -1,3 +1,0 @@
-fn main() {
-    glinthawk_plan::reproduce::scratch();
-}

@@ -1,0 +1,248 @@
+//! The plan file: what `glinthawk plan` writes and `glinthawk run --plan` executes.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{PlanError, read_text, write_text};
+use crate::program::Bottleneck;
+
+/// The version of the file format this code reads and writes.
+pub const PLAN_VERSION: u32 = 1;
+
+/// Context memory of the nodes of one tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContextBudget {
+    /// Bytes for contexts on each node.
+    pub bytes: u64,
+    /// Pages (16 positions of one layer) that fit into them.
+    pub pages: u64,
+    /// Prompts expected to be seated at once.
+    pub seats: usize,
+}
+
+/// What the simulator expects of the plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlanForecast {
+    /// Tokens processed or generated per second.
+    pub tokens_per_second: f64,
+    /// Seconds from one token of a prompt to its next.
+    pub seconds_per_token: f64,
+    /// What limits throughput.
+    pub bottleneck: Bottleneck,
+    /// Seconds for the whole workload, if one was given.
+    pub job_seconds: Option<f64>,
+    /// Dollars for it, if the rent is known.
+    pub job_usd: Option<f64>,
+    /// Where the kernel times come from, Tier 1 first.
+    pub kernels: Vec<String>,
+}
+
+/// A plan: (K, K', B), flights, chunk, budgets, and who hosts what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// File format version.
+    pub version: u32,
+    /// The model.
+    pub model: String,
+    /// Tier-1 nodes (K).
+    pub tier1: usize,
+    /// Tier-2 nodes per Tier-1 node (K'); 0 is single-tier.
+    pub tier2: usize,
+    /// Rows per Tier-2 node and flight (B); 0 in a single tier.
+    pub batch: usize,
+    /// Rows per flight that attend on Tier 1 itself.
+    pub local_rows: usize,
+    /// Flights in the air.
+    pub flights: usize,
+    /// Input tokens of a prompt that go in one step.
+    pub chunk: usize,
+    /// Longest context in tokens.
+    pub max_context: usize,
+    /// Layers of each slice, in order.
+    pub slices: Vec<usize>,
+    /// Context memory of each Tier-1 node.
+    pub tier1_context: ContextBudget,
+    /// Context memory of each Tier-2 node.
+    pub tier2_context: ContextBudget,
+    /// What to expect.
+    pub forecast: PlanForecast,
+}
+
+impl Plan {
+    /// Reads and checks a plan.
+    pub fn read(path: &Path) -> Result<Self, PlanError> {
+        Self::parse(&path.display().to_string(), &read_text(path)?)
+    }
+
+    /// Parses and checks a plan; `path` is for messages.
+    pub fn parse(path: &str, text: &str) -> Result<Self, PlanError> {
+        let plan: Self = toml::from_str(text).map_err(|error| PlanError::Syntax {
+            path: path.to_owned(),
+            message: error.to_string(),
+        })?;
+        plan.check(path)?;
+        Ok(plan)
+    }
+
+    /// The plan as TOML.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a plan is plain data")
+    }
+
+    /// Writes the plan as TOML.
+    pub fn write(&self, path: &Path) -> Result<(), PlanError> {
+        write_text(path, &self.to_toml())
+    }
+
+    /// Rows of a Tier-1 batch.
+    pub fn rows(&self) -> usize {
+        self.tier2 * self.batch + self.local_rows
+    }
+
+    /// Rejects a plan for a model of another depth, naming the field.
+    pub fn check_layers(&self, path: &str, layers: usize) -> Result<(), PlanError> {
+        let planned: usize = self.slices.iter().sum();
+        if planned == layers {
+            return Ok(());
+        }
+        Err(PlanError::field(
+            path,
+            "slices",
+            format!("hold {planned} layers, the model has {layers}"),
+        ))
+    }
+
+    fn check(&self, path: &str) -> Result<(), PlanError> {
+        let wrong = |field: &str, problem: String| Err(PlanError::field(path, field, problem));
+        if self.version != PLAN_VERSION {
+            return wrong(
+                "version",
+                format!("is {}, this program reads {PLAN_VERSION}", self.version),
+            );
+        }
+        let least = [
+            ("tier1", self.tier1),
+            ("flights", self.flights),
+            ("chunk", self.chunk),
+            ("max_context", self.max_context),
+        ];
+        for (field, value) in least {
+            if value == 0 {
+                return wrong(field, "must be at least 1".to_owned());
+            }
+        }
+        if self.tier2 > 0 && self.batch == 0 {
+            return wrong("batch", format!("must be at least 1 with tier2 = {}", self.tier2));
+        }
+        if self.tier2 == 0 && self.batch > 0 {
+            return wrong(
+                "batch",
+                "must be 0 without Tier-2 nodes; local_rows is the batch then".to_owned(),
+            );
+        }
+        if self.rows() == 0 {
+            return wrong("local_rows", "must be at least 1 in a single tier".to_owned());
+        }
+        if self.slices.len() != self.tier1 {
+            return wrong(
+                "slices",
+                format!("are {}, but tier1 = {}", self.slices.len(), self.tier1),
+            );
+        }
+        if self.slices.contains(&0) {
+            return wrong("slices", "must hold at least one layer each".to_owned());
+        }
+        let tiers = [
+            ("tier1_context", &self.tier1_context, self.local_rows),
+            ("tier2_context", &self.tier2_context, self.tier2 * self.batch),
+        ];
+        for (field, budget, rows) in tiers {
+            if rows > 0 && budget.seats == 0 {
+                return wrong(
+                    &format!("{field}.seats"),
+                    format!("must be at least 1 for {rows} rows per flight"),
+                );
+            }
+        }
+        if !(self.forecast.tokens_per_second.is_finite() && self.forecast.tokens_per_second > 0.0) {
+            return wrong("forecast.tokens_per_second", "must be above 0".to_owned());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan {
+            version: PLAN_VERSION,
+            model: "llama2-70b".to_owned(),
+            tier1: 2,
+            tier2: 3,
+            batch: 8,
+            local_rows: 0,
+            flights: 6,
+            chunk: 64,
+            max_context: 2048,
+            slices: vec![40, 40],
+            tier1_context: ContextBudget { bytes: 0, pages: 0, seats: 0 },
+            tier2_context: ContextBudget { bytes: 1 << 30, pages: 16384, seats: 48 },
+            forecast: PlanForecast {
+                tokens_per_second: 100.0,
+                seconds_per_token: 1.5,
+                bottleneck: Bottleneck::Tier1Compute,
+                job_seconds: None,
+                job_usd: None,
+                kernels: vec!["analytic".to_owned()],
+            },
+        }
+    }
+
+    #[test]
+    fn a_plan_survives_its_file() {
+        let plan = plan();
+        assert_eq!(Plan::parse("p.toml", &plan.to_toml()).expect("valid"), plan);
+        assert!(plan.check_layers("p.toml", 80).is_ok());
+        let error = plan.check_layers("p.toml", 32).unwrap_err().to_string();
+        assert_eq!(error, "p.toml: slices: hold 80 layers, the model has 32");
+    }
+
+    #[test]
+    fn bad_plans_name_the_field() {
+        let good = plan().to_toml();
+        let cases = [
+            ("version = 1", "version = 7", "version: is 7"),
+            ("tier1 = 2", "tier1 = 0", "tier1: must be at least 1"),
+            ("tier1 = 2", "tier1 = 3", "slices: are 2, but tier1 = 3"),
+            ("batch = 8", "batch = 0", "batch: must be at least 1 with tier2 = 3"),
+            ("tier2 = 3", "tier2 = 0", "batch: must be 0 without Tier-2 nodes"),
+            ("flights = 6", "flights = 0", "flights: must be at least 1"),
+            ("slices = [40, 40]", "slices = [80, 0]", "slices: must hold at least one layer each"),
+            (
+                "seats = 48",
+                "seats = 0",
+                "tier2_context.seats: must be at least 1 for 24 rows per flight",
+            ),
+        ];
+        for (from, to, expected) in cases {
+            let text = good.replacen(from, to, 1);
+            assert_ne!(text, good, "{from} is in the file");
+            let error = Plan::parse("p.toml", &text).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("p.toml: {expected}")), "{error}");
+        }
+        for (from, to, named) in [
+            ("flights = 6", "flight = 6", "flight"),
+            ("chunk = 64", "chunk = -1", "chunk"),
+            ("model = ", "modell = ", "modell"),
+        ] {
+            let error = Plan::parse("p.toml", &good.replacen(from, to, 1)).unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+}
