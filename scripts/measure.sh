@@ -11,19 +11,23 @@ GLINTHAWK=$(realpath "$GLINTHAWK")
 FOLDER=$(mktemp -d)
 CHILDREN=()
 finish() {
-    for child in "${CHILDREN[@]}"; do kill "$child" 2> /dev/null || true; done
+    for child in "${CHILDREN[@]}"; do
+        pkill -P "$child" || true # of a function in the background, what it runs
+        kill "$child" 2> /dev/null || true
+    done
     wait
     rm -rf "$FOLDER"
 }
 trap finish EXIT
 
-# requests COUNT INPUT OUTPUT: that many prompts of so many tokens each, which say so many.
+# requests COUNT INPUT OUTPUT [SPREAD]: that many prompts of so many tokens each, which say so many; with
+# a spread, up to that many less and more.
 requests() {
-    awk -v count="$1" -v input="$2" -v output="$3" 'BEGIN {
+    awk -v count="$1" -v input="$2" -v output="$3" -v spread="${4:-0}" 'BEGIN {
         for (n = 0; n < count; n++) {
             prompt = 100 + n % 5000
             for (token = 1; token < input; token++) prompt = prompt "," 100 + (n * 7 + token * 13) % 5000
-            printf "{\"custom_id\":\"%d\",\"prompt\":[%s],\"temperature\":0,\"ignore_eos\":true,\"max_tokens\":%d}\n", n, prompt, output
+            printf "{\"custom_id\":\"%d\",\"prompt\":[%s],\"temperature\":0,\"ignore_eos\":true,\"max_tokens\":%d}\n", n, prompt, output - spread + n % (2 * spread + 1)
         }
     }'
 }
@@ -38,6 +42,25 @@ run() {
         cat "$FOLDER/log" >&2
         return 1
     fi
+}
+
+# run_steadily INPUT OPTION...: as run, and leaves in STEADY the lines per second between a fifth and four
+# fifths of them: a job that starts and ends with all seats taken, and is not yet or no longer so, says
+# little about one of hours.
+run_steadily() {
+    local input=$1 total finished=0 began=
+    total=$(wc -l < "$input")
+    rm -f "$FOLDER/out.jsonl"
+    run "$@" &
+    CHILDREN=($!)
+    while kill -0 "${CHILDREN[0]}" 2> /dev/null && [ "$finished" -lt $((total * 4 / 5)) ]; do
+        sleep 0.1
+        finished=$({ cat "$FOLDER/out.jsonl" 2> /dev/null || true; } | wc -l)
+        if [ -z "$began" ] && [ "$finished" -ge $((total / 5)) ]; then began="$EPOCHREALTIME $finished"; fi
+    done
+    STEADY=$(calculate "($finished - ${began#* }) / ($EPOCHREALTIME - ${began% *})")
+    wait "${CHILDREN[0]}"
+    CHILDREN=()
 }
 
 # stat FIELD: a figure of the run's statistics.
