@@ -4,6 +4,11 @@
 use crate::math::exp;
 use std::cmp::Ordering;
 
+/// Values handled at once, by whatever vectors the compiler finds.
+const LANES: usize = 16;
+/// Tokens whose weights are summed before the sum is added to the others'.
+const BLOCK: usize = 256;
+
 /// How one row's token is picked. With the logits it determines the token: the draw's only
 /// randomness is a hash of seed and position.
 #[derive(Clone, Debug)]
@@ -69,11 +74,10 @@ pub fn sample(logits: &mut [f32], sampler: &Sampler<'_>) -> Sampled {
     let alternatives = likeliest(logits, usize::from(alternatives));
     let mut changed = Vec::new();
     adjust(logits, sampler, |token, raw| changed.push((token, raw)));
+    let raw = logits.to_vec();
     let token = pick(logits, sampler);
-    let raw = changed
-        .iter()
-        .find(|change| change.0 == token)
-        .map_or_else(|| logits[token as usize], |change| change.1);
+    let before = changed.iter().find(|change| change.0 == token).map(|change| change.1);
+    let raw = before.or_else(|| raw.get(token as usize).copied()).unwrap_or(f32::NEG_INFINITY);
     Sampled {
         token,
         logprob: raw - log_total,
@@ -86,13 +90,15 @@ pub fn sample(logits: &mut [f32], sampler: &Sampler<'_>) -> Sampled {
 
 /// The likeliest token; the lowest id among equals.
 pub fn argmax(logits: &[f32]) -> u32 {
-    let mut best = Candidate { token: 0, logit: f32::NEG_INFINITY };
-    for (token, &logit) in (0u32..).zip(logits) {
-        if logit > best.logit {
-            best = Candidate { token, logit };
+    // Two loops that vectorise are faster than one that remembers where it was.
+    let mut maxima = [f32::NEG_INFINITY; LANES];
+    for chunk in logits.chunks(LANES) {
+        for (max, &logit) in maxima.iter_mut().zip(chunk) {
+            *max = if logit > *max { logit } else { *max };
         }
     }
-    best.token
+    let max = maxima.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter().position(|&logit| logit == max).unwrap_or(0) as u32
 }
 
 /// Applies repetition penalty and biases; tells `changed` every value it overwrites.
@@ -115,7 +121,8 @@ fn adjust(logits: &mut [f32], sampler: &Sampler<'_>, mut changed: impl FnMut(u32
     }
 }
 
-fn pick(logits: &[f32], sampler: &Sampler<'_>) -> u32 {
+/// Picks a token, using the logits up.
+fn pick(logits: &mut [f32], sampler: &Sampler<'_>) -> u32 {
     let best = argmax(logits);
     let max = logits.get(best as usize).copied().unwrap_or(f32::NEG_INFINITY);
     // NaN temperatures and infinite logits are greedy too.
@@ -126,57 +133,117 @@ fn pick(logits: &[f32], sampler: &Sampler<'_>) -> u32 {
     {
         return best;
     }
-    let weigh = |logit: f32| exp((logit - max) / sampler.temperature);
+    let scale = 1.0 / sampler.temperature;
+    let weigh = |logit: f32| exp((logit - max) * scale);
     let draw = uniform(sampler.seed, sampler.position);
-    let everything = sampler.top_k == 0 || sampler.top_k as usize >= logits.len();
-    if everything && sampler.top_p >= 1.0 {
-        return draw_in_order(logits, sampler.min_p, draw, weigh);
+    if sampler.top_k > 0 && (sampler.top_k as usize) < logits.len() {
+        return draw_ranked(&likeliest(logits, sampler.top_k as usize), sampler, draw, weigh);
     }
-    if everything {
-        let goal = f64::from(sampler.top_p) * total(logits, weigh);
-        let candidates = nucleus_candidates(logits, max, sampler.temperature, goal, weigh);
-        return draw_ranked(&candidates, goal, sampler.min_p, draw, weigh);
+    let weights = logits;
+    for weight in weights.iter_mut() {
+        *weight = weigh(*weight);
     }
-    let candidates = likeliest(logits, sampler.top_k as usize);
-    let mass: f64 = candidates.iter().map(|candidate| f64::from(weigh(candidate.logit))).sum();
-    let goal = if sampler.top_p >= 1.0 { f64::INFINITY } else { f64::from(sampler.top_p) * mass };
-    draw_ranked(&candidates, goal, sampler.min_p, draw, weigh)
+    if sampler.top_p < 1.0 {
+        keep_nucleus(weights, sampler.top_p);
+    }
+    if sampler.min_p > 0.0 {
+        for weight in weights.iter_mut() {
+            *weight = if *weight >= sampler.min_p { *weight } else { 0.0 };
+        }
+    }
+    draw_in_order(weights, draw)
 }
 
-/// Draws among all tokens, in order of id, those below `min_p` of the likeliest left out.
-fn draw_in_order(logits: &[f32], min_p: f32, draw: f64, weigh: impl Fn(f32) -> f32) -> u32 {
-    let kept = |logit: f32| Some(weigh(logit)).filter(|&weight| weight >= min_p).unwrap_or(0.0);
-    let mut left = draw * total(logits, kept);
-    let mut last = 0;
-    for (token, &logit) in (0u32..).zip(logits) {
-        let weight = kept(logit);
+/// Draws a token with probability proportional to its weight, tokens in order of id.
+fn draw_in_order(weights: &[f32], draw: f64) -> u32 {
+    let sums: Vec<f64> = weights.chunks(BLOCK).map(sum).collect();
+    let mut left = draw * sums.iter().sum::<f64>();
+    // The last block with any weight, should rounding carry the draw past the end.
+    let mut block = sums.iter().rposition(|&sum| sum > 0.0).unwrap_or(0);
+    for (index, &sum) in sums.iter().enumerate() {
+        if left < sum {
+            block = index;
+            break;
+        }
+        left -= sum;
+    }
+    let first = block * BLOCK;
+    let mut token = first;
+    for (index, &weight) in weights[first..].iter().take(BLOCK).enumerate() {
         if weight > 0.0 {
+            token = first + index;
             left -= f64::from(weight);
-            last = token;
             if left < 0.0 {
                 break;
             }
         }
     }
-    last
+    token as u32
 }
 
-/// Draws among the first of the ranked candidates whose weights reach `goal` (top-p), those below
-/// `min_p` of the likeliest left out.
+/// Zeroes all weights but the largest that together reach `top_p` of their sum; of equals at the
+/// edge, the lower ids are kept.
+fn keep_nucleus(weights: &mut [f32], top_p: f32) {
+    let goal = f64::from(top_p) * weights.chunks(BLOCK).map(sum).sum::<f64>();
+    // Looks only as far below the largest, which is 1, as it must: far in flat distributions, but
+    // not in peaked ones, the usual.
+    let mut kept: Vec<f32> = Vec::new();
+    for floor in [0.1, 0.01, 1e-4, f32::MIN_POSITIVE] {
+        kept.clear();
+        kept.extend(weights.iter().copied().filter(|&weight| weight >= floor));
+        if sum(&kept) >= goal {
+            break;
+        }
+    }
+    // Parts the larger half from the smaller, and goes on in that where the sum gets to the goal.
+    let mut rest = &mut kept[..];
+    let mut above = 0.0;
+    while rest.len() > 1 {
+        let middle = rest.len() / 2;
+        // Weights are positive: their bits compare as they do.
+        rest.select_nth_unstable_by_key(middle, |weight| std::cmp::Reverse(weight.to_bits()));
+        let (larger, smaller) = rest.split_at_mut(middle);
+        let mass = sum(larger);
+        if above + mass >= goal {
+            rest = larger;
+        } else {
+            above += mass;
+            rest = smaller;
+        }
+    }
+    let last = rest.first().copied().unwrap_or(1.0);
+    let larger = |weight: &f32| f64::from(if *weight > last { *weight } else { 0.0 });
+    let mut missing = goal - weights.iter().map(larger).sum::<f64>();
+    let mut any = false;
+    for weight in weights.iter_mut() {
+        if *weight == last && (missing > 0.0 || !any) {
+            missing -= f64::from(last);
+            any = true;
+        } else if *weight <= last {
+            *weight = 0.0;
+        }
+    }
+}
+
+/// Draws among ranked candidates after top-p and min-p, in order of rank.
 fn draw_ranked(
     candidates: &[Candidate],
-    goal: f64,
-    min_p: f32,
+    sampler: &Sampler<'_>,
     draw: f64,
     weigh: impl Fn(f32) -> f32,
 ) -> u32 {
     let weights: Vec<f64> =
         candidates.iter().map(|candidate| f64::from(weigh(candidate.logit))).collect();
+    let goal = if sampler.top_p >= 1.0 {
+        f64::INFINITY
+    } else {
+        f64::from(sampler.top_p) * weights.iter().sum::<f64>()
+    };
     let mut kept = 0;
     let mut kept_mass = 0.0;
     for &weight in &weights {
         // The likeliest always stays.
-        if kept > 0 && (kept_mass >= goal || weight < f64::from(min_p)) {
+        if kept > 0 && (kept_mass >= goal || weight < f64::from(sampler.min_p)) {
             break;
         }
         kept += 1;
@@ -190,30 +257,6 @@ fn draw_ranked(
         }
     }
     candidates[kept - 1].token
-}
-
-/// The ranked tokens down to some logit below which top-p keeps nothing. Widens until the mass is
-/// there, so that flat distributions cost more and peaked ones, the usual, sort only a few.
-fn nucleus_candidates(
-    logits: &[f32],
-    max: f32,
-    temperature: f32,
-    goal: f64,
-    weigh: impl Fn(f32) -> f32,
-) -> Vec<Candidate> {
-    let mut candidates: Vec<Candidate> = Vec::new();
-    for depth in [4.0, 8.0, 16.0, f32::INFINITY] {
-        let floor = max - depth * temperature;
-        candidates.clear();
-        let tokens = (0u32..).zip(logits).filter(|&(_, &logit)| logit >= floor);
-        candidates.extend(tokens.map(|(token, &logit)| Candidate { token, logit }));
-        let mass: f64 = candidates.iter().map(|candidate| f64::from(weigh(candidate.logit))).sum();
-        if mass >= goal {
-            break;
-        }
-    }
-    candidates.sort_unstable_by(Candidate::rank);
-    candidates
 }
 
 /// The `count` likeliest tokens, ranked. One pass that skips whatever is no better than the worst
@@ -242,17 +285,21 @@ fn likeliest(logits: &[f32], count: usize) -> Vec<Candidate> {
     kept
 }
 
-/// Sum of the weights: eight running sums, so that the loop vectorises, added in one fixed order.
-fn total(logits: &[f32], weigh: impl Fn(f32) -> f32) -> f64 {
-    let mut sums = [0.0f64; 8];
-    let chunks = logits.chunks_exact(8);
-    let rest: f64 = chunks.remainder().iter().map(|&logit| f64::from(weigh(logit))).sum();
-    for chunk in chunks {
-        for (sum, &logit) in sums.iter_mut().zip(chunk) {
-            *sum += f64::from(weigh(logit));
+/// Sum of weights: several running sums, so that the loop vectorises, added in one fixed order.
+fn sum(weights: &[f32]) -> f64 {
+    let mut total = 0.0;
+    for block in weights.chunks(BLOCK) {
+        let mut sums = [0.0f32; LANES];
+        let chunks = block.chunks_exact(LANES);
+        let rest: f32 = chunks.remainder().iter().sum();
+        for chunk in chunks {
+            for (sum, &weight) in sums.iter_mut().zip(chunk) {
+                *sum += weight;
+            }
         }
+        total += f64::from(sums.iter().sum::<f32>() + rest);
     }
-    sums.iter().sum::<f64>() + rest
+    total
 }
 
 /// ln Σ e^logit; 0 where nothing is possible.
@@ -261,7 +308,15 @@ fn log_sum_exp(logits: &[f32]) -> f32 {
     if !max.is_finite() {
         return 0.0;
     }
-    (f64::from(max) + total(logits, |logit| exp(logit - max)).ln()) as f32
+    let mut weights = [0.0; BLOCK];
+    let mut total = 0.0;
+    for block in logits.chunks(BLOCK) {
+        for (weight, &logit) in weights.iter_mut().zip(block) {
+            *weight = exp(logit - max);
+        }
+        total += sum(&weights[..block.len()]);
+    }
+    (f64::from(max) + total.ln()) as f32
 }
 
 /// A number in [0, 1) from seed and position alone.

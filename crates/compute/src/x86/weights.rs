@@ -13,7 +13,7 @@ use glinthawk_flight::Buffer;
 use glinthawk_model::{LayerTensor, ModelConfig, Tensor};
 use half::bf16;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 struct Layer {
     vectors: LayerVectors,
@@ -88,7 +88,9 @@ impl X86Weights {
         let embedding = match (spec.embeds, spec.classifies && config.tied_embeddings) {
             (false, _) => None,
             (true, true) => Some(Embedding::Classifier),
-            (true, false) => Some(Embedding::Rows(read_embedding(source, progress)?)),
+            (true, false) => {
+                Some(Embedding::Rows(read_embedding(&mut arena, source, &threads, progress)?))
+            }
         };
         let width = config.hidden.max(config.query_width());
         Ok(Self {
@@ -358,13 +360,29 @@ fn padded(mut values: Vec<f32>, len: usize) -> Vec<f32> {
     values
 }
 
+/// Reads the embedding table as it is.
 fn read_embedding(
+    arena: &mut Arena,
     source: &dyn WeightSource,
+    threads: &Threads,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Memory<bf16>, ComputeError> {
+    const READ_ROWS: usize = 256;
     let (vocab, hidden) = (source.config().vocab, source.config().hidden);
-    let mut table = Memory::zeroed("the embedding", vocab * hidden)?;
-    source.read_rows(Tensor::Embedding, 0..vocab, &mut table)?;
+    let mut table = arena.zeroed("the embedding", vocab * hidden)?;
+    let failure = Mutex::new(None);
+    let shared = SharedMut::new(&mut table);
+    threads.for_each(vocab.div_ceil(READ_ROWS), |chunk| {
+        let rows = chunk * READ_ROWS..((chunk + 1) * READ_ROWS).min(vocab);
+        // SAFETY: chunks do not overlap.
+        let into = unsafe { shared.part(rows.start * hidden, rows.len() * hidden) };
+        if let Err(error) = source.read_rows(Tensor::Embedding, rows, into) {
+            *failure.lock().expect("no panic while held") = Some(error);
+        }
+    });
+    if let Some(error) = failure.into_inner().expect("no panic while held") {
+        return Err(error);
+    }
     progress((table.len() * size_of::<bf16>()) as u64);
     Ok(table)
 }
