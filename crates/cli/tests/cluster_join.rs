@@ -177,7 +177,7 @@ fn a_worker_without_the_model_is_given_its_weights() {
     fs::write(other.path().join("model.gguf"), "another model").expect("written");
     let join = |folder: &TempDir, tier: &str| {
         let mut command = worker(&dispatcher.address, &["--tier", tier]);
-        Running::start(command.current_dir(&folder).env("GLINTHAWK_CACHE", folder.path()))
+        Running::start(command.current_dir(folder).env("GLINTHAWK_CACHE", folder.path()))
     };
     let workers =
         vec![join(&elsewhere, "1"), join(&other, "1"), join(&elsewhere, "2"), join(&other, "2")];
