@@ -136,8 +136,8 @@ fn refused_worker(address: &str) {
     refused.expect_error(&[address, "wrong cluster token"]);
 }
 
-/// Random bytes and a broken connection, half a hello, and a connection that says nothing, which
-/// is returned.
+/// Random bytes of several lengths and a broken connection after each; and a connection that says
+/// nothing, which is returned.
 fn throw_garbage(address: &str, seed: u64) -> TcpStream {
     let mut random = Random(seed);
     for length in [1, 7, 64, 1000, 100_000] {
