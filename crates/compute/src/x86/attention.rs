@@ -256,9 +256,10 @@ unsafe fn score_pages<L: Lanes>(
             dot_rows::<L>(&DotRows {
                 left: work.queries.as_ptr(),
                 rows: tile.rows,
-                left_step: TILE,
                 right: head.keys(page),
                 right_pair: 2 * PAGE,
+                right_panel: 0,
+                panels: 1,
                 pairs: head.head_dim / 2,
                 result: into.add(index * RESULT_TILE),
                 accumulate: false,
@@ -339,14 +340,17 @@ unsafe fn add_values<L: Lanes>(
             return amx::add_values(work.weights.as_ptr(), values, head.head_dim, into, fetcher);
         }
         for (index, &page) in pages.iter().enumerate() {
-            for column in 0..head.head_dim / LANES {
-                fetcher.fetch(3);
+            let columns = head.head_dim / LANES;
+            for column in (0..columns).step_by(2) {
+                let panels = (columns - column).min(2);
+                fetcher.fetch(3 * panels);
                 dot_rows::<L>(&DotRows {
                     left: work.weights.as_ptr().add(index / 2 * TILE + index % 2 * PAGE),
                     rows: tile.rows,
-                    left_step: TILE,
                     right: head.values(page).add(2 * LANES * column),
                     right_pair: 2 * head.head_dim,
+                    right_panel: 2 * LANES,
+                    panels,
                     pairs: PAGE / 2,
                     result: work.part.values.as_mut_ptr().add(column * RESULT_TILE),
                     accumulate: true,

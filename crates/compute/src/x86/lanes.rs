@@ -19,8 +19,9 @@ pub(super) trait Lanes: Copy {
     /// Sixteen pairs of neighbouring bf16, in whatever form `dot_pairs` likes best.
     type Pairs: Copy;
 
-    /// Rows that `dot_rows` keeps in registers at a time.
+    /// Rows and panels that a product keeps in registers at a time.
     const ROWS: usize;
+    const PANELS: usize;
 
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
@@ -190,6 +191,7 @@ const HIGH_HALF: i32 = 0xffff_0000_u32 as i32;
 impl Lanes for Zmm {
     type Pairs = (__m512, __m512);
     const ROWS: usize = 8;
+    const PANELS: usize = 2;
     zmm_common!();
 
     #[inline(always)]
@@ -233,6 +235,7 @@ unsafe fn apart(pairs: __m512i) -> (__m512, __m512) {
 impl Lanes for ZmmBf16 {
     type Pairs = __m512i;
     const ROWS: usize = 8;
+    const PANELS: usize = 2;
     zmm_common!();
 
     #[inline(always)]
@@ -273,6 +276,7 @@ impl Ymm2 {
 impl Lanes for Ymm2 {
     type Pairs = [__m256; 4];
     const ROWS: usize = 4;
+    const PANELS: usize = 1;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {

@@ -1,66 +1,89 @@
-//! Products without tiles: a row's pairs, one at a time, against sixteen outputs at once.
+//! Products without tiles: a row's pairs, one at a time, against sixteen outputs or twice sixteen.
 //!
-//! c[row][output] (+)= Σ over pairs of a[row][pair] · b[pair][output], each sum one chain in the
-//! order of the pairs, whatever rows and panels it shares its registers with.
+//! result[row][output] (+)= Σ over pairs of left[row][pair] · right[pair][output], each sum one chain
+//! in the order of the pairs, whatever rows and panels it shares its registers with.
 
 use super::for_each_isa;
 use super::lanes::Lanes;
 use super::product::Chunk;
-use super::tiles::{PANEL, STEP, TILE, TILE_ROWS};
+use super::tiles::{PANEL, RESULT_TILE, STEP, TILE, TILE_ROWS};
 use half::bf16;
 
-/// One left tile row block against panels of 16 outputs.
+/// One left row block against one or two panels of 16 outputs.
 #[derive(Clone, Copy)]
 pub(super) struct DotRows {
     /// [k / 32][16 rows][32 k]
     pub(super) left: *const bf16,
     /// Rows that matter, at most 16.
     pub(super) rows: usize,
-    /// Values from one step of `left` to the next.
-    pub(super) left_step: usize,
     /// [k / 2][16 outputs][2 k], with `right_pair` values from pair to pair.
     pub(super) right: *const bf16,
     pub(super) right_pair: usize,
+    /// Values from one panel to the next, and how many panels there are: one or two.
+    pub(super) right_panel: usize,
+    pub(super) panels: usize,
     /// Pairs of k.
     pub(super) pairs: usize,
-    /// [16 rows][16 outputs]
+    /// [panel][16 rows][16 outputs]
     pub(super) result: *mut f32,
     /// Whether sums go on from what `result` holds, or start at zero.
     pub(super) accumulate: bool,
 }
 
-/// One panel for up to 16 rows.
+/// All rows and panels.
 #[inline(always)]
 pub(super) unsafe fn dot_rows<L: Lanes>(dot: &DotRows) {
-    let mut row = 0;
-    // SAFETY: rows below `dot.rows`, as promised by the caller.
+    // SAFETY: as promised by the caller.
     unsafe {
-        while row + L::ROWS <= dot.rows {
-            match L::ROWS {
-                8 => dot_some_rows::<L, 8>(dot, row),
-                _ => dot_some_rows::<L, 4>(dot, row),
-            }
-            row += L::ROWS;
+        if dot.panels == 2 && L::PANELS == 2 {
+            return dot_panels::<L, 2>(dot);
         }
-        while row + 2 <= dot.rows {
-            dot_some_rows::<L, 2>(dot, row);
-            row += 2;
-        }
-        if row < dot.rows {
-            dot_some_rows::<L, 1>(dot, row);
+        for panel in 0..dot.panels {
+            let right = dot.right.add(panel * dot.right_panel);
+            let result = dot.result.add(panel * RESULT_TILE);
+            dot_panels::<L, 1>(&DotRows { right, result, ..*dot });
         }
     }
 }
 
 #[inline(always)]
-unsafe fn dot_some_rows<L: Lanes, const ROWS: usize>(dot: &DotRows, first: usize) {
+unsafe fn dot_panels<L: Lanes, const PANELS: usize>(dot: &DotRows) {
+    let mut row = 0;
+    // SAFETY: rows below `dot.rows`, as promised by the caller.
+    unsafe {
+        while row + L::ROWS <= dot.rows {
+            match L::ROWS {
+                8 => dot_some_rows::<L, 8, PANELS>(dot, row),
+                _ => dot_some_rows::<L, 4, PANELS>(dot, row),
+            }
+            row += L::ROWS;
+        }
+        while row + 2 <= dot.rows {
+            dot_some_rows::<L, 2, PANELS>(dot, row);
+            row += 2;
+        }
+        if row < dot.rows {
+            dot_some_rows::<L, 1, PANELS>(dot, row);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_some_rows<L: Lanes, const ROWS: usize, const PANELS: usize>(
+    dot: &DotRows,
+    first: usize,
+) {
     const STEP_PAIRS: usize = STEP / 2;
     // SAFETY: all places lie inside the operands that the caller describes.
     unsafe {
-        let mut sums = [L::splat(0.0); ROWS];
+        let place =
+            |row: usize, panel: usize| dot.result.add(panel * RESULT_TILE + (first + row) * PANEL);
+        let mut sums = [[L::splat(0.0); PANELS]; ROWS];
         if dot.accumulate {
-            for (index, sum) in sums.iter_mut().enumerate() {
-                *sum = L::load(dot.result.add((first + index) * PANEL));
+            for (row, sums) in sums.iter_mut().enumerate() {
+                for (panel, sum) in sums.iter_mut().enumerate() {
+                    *sum = L::load(place(row, panel));
+                }
             }
         }
         let mut right = dot.right;
@@ -69,33 +92,43 @@ unsafe fn dot_some_rows<L: Lanes, const ROWS: usize>(dot: &DotRows, first: usize
         while pairs > 0 {
             let here = pairs.min(STEP_PAIRS);
             for pair in 0..here {
-                let weights = L::load_pairs(right);
-                for (index, sum) in sums.iter_mut().enumerate() {
-                    *sum = sum.dot_pairs(weights, L::splat_pair(left.add(index * STEP + 2 * pair)));
+                let mut weights = [L::load_pairs(right); PANELS];
+                for (panel, weights) in weights.iter_mut().enumerate().skip(1) {
+                    *weights = L::load_pairs(right.add(panel * dot.right_panel));
+                }
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let input = L::splat_pair(left.add(row * STEP + 2 * pair));
+                    for (sum, &weights) in sums.iter_mut().zip(&weights) {
+                        *sum = sum.dot_pairs(weights, input);
+                    }
                 }
                 right = right.add(dot.right_pair);
             }
-            left = left.add(dot.left_step);
+            left = left.add(TILE);
             pairs -= here;
         }
-        for (index, sum) in sums.into_iter().enumerate() {
-            sum.store(dot.result.add((first + index) * PANEL));
+        for (row, sums) in sums.into_iter().enumerate() {
+            for (panel, sum) in sums.into_iter().enumerate() {
+                sum.store(place(row, panel));
+            }
         }
     }
 }
 
 #[inline(always)]
 unsafe fn multiply_lanes<L: Lanes>(chunk: &Chunk) {
-    for panel in 0..chunk.panels {
+    for panel in (0..chunk.panels).step_by(2) {
         for block in 0..chunk.rows.div_ceil(TILE_ROWS) {
-            // SAFETY: blocks and panels inside the chunk that the caller describes.
+            // SAFETY: blocks and panels inside the chunk that the caller describes; results of a
+            // pair of panels stand side by side.
             unsafe {
                 dot_rows::<L>(&DotRows {
                     left: chunk.left.add(block * chunk.left_block),
                     rows: (chunk.rows - block * TILE_ROWS).min(TILE_ROWS),
-                    left_step: TILE,
                     right: chunk.right.add(panel * chunk.right_panel),
                     right_pair: 2 * PANEL,
+                    right_panel: chunk.right_panel,
+                    panels: (chunk.panels - panel).min(2),
                     pairs: chunk.steps * STEP / 2,
                     result: chunk.result.add(chunk.result_tile(block, panel)),
                     accumulate: chunk.accumulate,
