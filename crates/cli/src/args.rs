@@ -34,6 +34,14 @@ pub enum Command {
     Models,
     /// Join a dispatcher as a worker; it gives the role
     Worker(WorkerArgs),
+    /// Choose the cluster's shape for a model and a workload, by simulation
+    Plan(PlanArgs),
+    /// Regenerate the paper's tables and figures, ours beside theirs
+    Reproduce {
+        /// Folder for the page and its plots
+        #[arg(short, long, default_value = "docs")]
+        output: PathBuf,
+    },
     /// Measure this machine: the engine end to end, or its kernels or its network alone
     #[command(args_conflicts_with_subcommands = true)]
     Bench {
@@ -115,6 +123,46 @@ pub enum MergeArg {
     Ready,
     /// Only whole flights
     Flights,
+}
+
+/// Options of `plan`.
+#[derive(Args)]
+pub struct PlanArgs {
+    /// The machines there are, in TOML; see crates/plan/data/clusters for one
+    #[arg(long, value_name = "FILE.toml")]
+    pub cluster: PathBuf,
+    /// The model's shape: one of dummy:SHAPE, or any other model on this machine
+    #[arg(long, short)]
+    pub model: String,
+    /// Lengths of the job's prompts and completions: a CSV of prompt_tokens,output_tokens
+    #[arg(long, value_name = "FILE.csv")]
+    pub workload: PathBuf,
+    /// What to optimise: throughput, cost, or deadline (cheapest within --hours)
+    #[arg(long, value_enum, default_value_t = ObjectiveArg::Throughput)]
+    pub objective: ObjectiveArg,
+    /// Hours within which the job must be done, with --objective deadline
+    #[arg(long, required_if_eq("objective", "deadline"))]
+    pub hours: Option<f64>,
+    /// Prefill rows of one prompt in a batch, at most
+    #[arg(long, default_value_t = 256)]
+    pub chunk: usize,
+    /// Rows in a Tier-1 batch at most
+    #[arg(long, default_value_t = 4096)]
+    pub batch_max: usize,
+    /// Write the plan to this file
+    #[arg(short, long, value_name = "FILE.toml")]
+    pub output: Option<PathBuf>,
+}
+
+/// What a plan optimises.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ObjectiveArg {
+    /// Most tokens per second
+    Throughput,
+    /// Least cost per token
+    Cost,
+    /// Least cost among those that finish in time
+    Deadline,
 }
 
 /// Options of `worker`.

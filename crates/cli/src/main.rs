@@ -7,6 +7,7 @@ mod bench_parts;
 mod generate;
 mod interrupt;
 mod models;
+mod plan;
 mod progress;
 mod run;
 mod setup;
@@ -30,6 +31,8 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::generate(&args),
         Command::Pull { model } => models::pull(&model),
         Command::Models => models::list(),
+        Command::Plan(args) => plan::plan(&args),
+        Command::Reproduce { output } => plan::reproduce(&output),
         Command::Worker(args) => worker::worker(&args),
         Command::Bench { part: None, args } => bench::bench(&args),
         Command::Bench { part: Some(BenchPart::Kernels(args)), .. } => bench_parts::kernels(&args),

@@ -15,6 +15,8 @@ use crate::search::{Found, Objective, search};
 use crate::shape::Shape;
 use crate::space::{Job, Settings, Space};
 
+const PAPER_CLUSTER: &str = include_str!("../data/clusters/t4-epyc.toml");
+
 /// A timed simulation.
 #[derive(Clone, Debug)]
 pub struct Timed {
@@ -92,10 +94,8 @@ pub fn large_cluster(tier1: usize, tier2: usize, flights: usize) -> Configuratio
 /// The paper's search: 80 T4 and 80 CPU nodes, batches to 4,096, for throughput; what it found and its seconds.
 pub fn paper_search() -> Result<(Found, f64), PlanError> {
     let shape = Shape::llama2_70b();
-    let text = "[tier1]\ndevice = \"t4\"\nnodes = 80\nbandwidth_gbps = 8\nrtt_ms = 2\n\
-                [[tier2]]\ndevice = \"epyc-7v12-16\"\nnodes = 80\nbandwidth_gbps = 8\nrtt_ms = 2\n";
     let start = Instant::now();
-    let cluster = Cluster::parse("the paper's cluster", text, Path::new("."), &shape)?;
+    let cluster = Cluster::parse("t4-epyc.toml", PAPER_CLUSTER, Path::new("."), &shape)?;
     let settings = Settings {
         rules: Rules::Paper,
         traffic: Traffic::StateObject,

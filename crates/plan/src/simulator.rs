@@ -1,7 +1,7 @@
 //! The discrete-event loop: compute and links serve one at a time, delay is pure, the deepest step goes first.
 //!
 //! Links are first in, first out and fed in order of time, so they need no events of their own: a send knows its
-//! arrival at once. What remains are four events per flight, layer and shard.
+//! arrival at once. What remains are at most four events per flight, layer and shard.
 
 use crate::heap::{Heap, key, time_key, time_of};
 use crate::program::{Bottleneck, Fan, Program};
@@ -45,6 +45,8 @@ struct Flight {
 struct Server {
     busy: bool,
     flight: u32,
+    /// Shards on their way to a Tier-2 node whose arrival is an event.
+    in_transit: u32,
     busy_seconds: f64,
     waiting: Heap<u32>,
 }
@@ -204,7 +206,7 @@ impl<'a> Machine<'a> {
     fn compute(&mut self, node: u32, flight: u32) {
         let step = self.flights[flight as usize].step;
         let seconds = self.jittered(self.program.steps[step as usize].seconds);
-        self.record(Span::tier1(node), flight, step, seconds);
+        self.record(Span::tier1(node), self.now, flight, step, seconds);
         let server = &mut self.tier1[node as usize];
         (server.busy, server.flight) = (true, flight);
         server.busy_seconds += seconds;
@@ -224,6 +226,7 @@ impl<'a> Machine<'a> {
             let seconds = self.jittered(fan.local);
             self.record(
                 Span::tier1_attention(node),
+                self.now,
                 flight,
                 self.flights[flight as usize].step,
                 seconds,
@@ -245,7 +248,14 @@ impl<'a> Machine<'a> {
             self.out_free[node as usize] = sent;
             self.out_seconds[node as usize] += seconds;
             let arrival = sent + path.send_extra + self.program.delay;
-            self.schedule(arrival, Event::Arrived { flight, node, shard: shard as u32 });
+            let server = &mut self.tier2[path.worker as usize];
+            // What is sent later arrives later, so an idle node with nothing under way will start this shard at once.
+            if !server.busy && server.in_transit == 0 {
+                self.attend(arrival, flight, node, shard as u32);
+            } else {
+                server.in_transit += 1;
+                self.schedule(arrival, Event::Arrived { flight, node, shard: shard as u32 });
+            }
         }
     }
 
@@ -264,15 +274,16 @@ impl<'a> Machine<'a> {
 
     fn arrived(&mut self, flight: u32, node: u32, shard: u32) {
         let worker = self.program.fans[node as usize].shards[shard as usize].worker as usize;
+        self.tier2[worker].in_transit -= 1;
         if self.tier2[worker].busy {
             let rank = self.rank(flight);
             self.tier2[worker].waiting.push(rank, flight);
         } else {
-            self.attend(flight, node, shard);
+            self.attend(self.now, flight, node, shard);
         }
     }
 
-    fn attend(&mut self, flight: u32, node: u32, shard: u32) {
+    fn attend(&mut self, start: f64, flight: u32, node: u32, shard: u32) {
         let path = &self.program.fans[node as usize].shards[shard as usize];
         let state = self.flights[flight as usize];
         let seconds = match path.samples.len() as u64 {
@@ -286,11 +297,11 @@ impl<'a> Machine<'a> {
             }
         };
         let seconds = self.jittered(seconds);
-        self.record(Span::tier2(path.worker), flight, state.step, seconds);
+        self.record(Span::tier2(path.worker), start, flight, state.step, seconds);
         let server = &mut self.tier2[path.worker as usize];
         (server.busy, server.flight) = (true, flight);
         server.busy_seconds += seconds;
-        self.schedule(self.now + seconds, Event::Attended { node, shard });
+        self.schedule(start + seconds, Event::Attended { node, shard });
     }
 
     fn attended(&mut self, node: u32, shard: u32) {
@@ -311,7 +322,7 @@ impl<'a> Machine<'a> {
         };
         self.came_back(flight, received + self.program.delay);
         match self.tier2[worker].waiting.pop() {
-            Some((_, next)) => self.attend(next, node, shard),
+            Some((_, next)) => self.attend(self.now, next, node, shard),
             None => self.tier2[worker].busy = false,
         }
     }
@@ -355,9 +366,9 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn record(&mut self, span: Span, flight: u32, step: u32, seconds: f64) {
+    fn record(&mut self, span: Span, start: f64, flight: u32, step: u32, seconds: f64) {
         if let Some(trace) = &mut self.trace {
-            trace.push(span, self.now, seconds, flight, step);
+            trace.push(span, start, seconds, flight, step);
         }
     }
 }

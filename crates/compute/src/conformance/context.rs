@@ -171,3 +171,22 @@ fn leftovers_of_another_prompt_do_no_harm() {
         assert!(found == attend_in_chunks(&mut clean, &shape, &prompt, 20, 3), "{isa}");
     }
 }
+
+#[test]
+fn rows_of_one_prompt_may_come_apart() {
+    let shape = Shape { heads: 6, kv_heads: 2, ..Shape::default() };
+    for isa in Isa::available() {
+        let (one, other) = (Prompt::new(1, 40, 2), Prompt::new(2, 40, 2));
+        let expected = attend_in_chunks(&mut shape.context(isa, 1, 8), &shape, &one, 40, 40);
+        let mut context = shape.context(isa, 2, 8);
+        let mut rows: Vec<(&Prompt, u32)> = (0..40).map(|position| (&one, position)).collect();
+        rows.reverse();
+        rows.insert(7, (&other, 0));
+        rows.insert(30, (&other, 1));
+        let mut found = attend(&mut context, &shape, &rows);
+        found.remove(30);
+        found.remove(7);
+        found.reverse();
+        assert!(found == expected, "{isa}");
+    }
+}

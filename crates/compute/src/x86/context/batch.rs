@@ -1,0 +1,189 @@
+//! One call's rows and what is done with them: storing keys and values, attending a tile.
+
+use super::{Job, Shape};
+use crate::memory::SharedMut;
+use crate::x86::attention::{self, HeadPages, PAGE, Part, SPLIT_PAGES, Tile, Workspace};
+use crate::x86::tiles::{STEP, TILE, TILE_ROWS};
+use crate::{AttendRow, Isa, Threads};
+use half::bf16;
+use std::ops::Range;
+
+/// What all jobs of a call share.
+pub(super) struct Batch<'a> {
+    pub(super) shape: &'a Shape,
+    pub(super) rows: &'a [AttendRow<'a>],
+    /// (rows, qkv_width)
+    pub(super) qkv: &'a [bf16],
+    /// (rows, query_width)
+    pub(super) attended: SharedMut<'a, bf16>,
+    /// One layer: (pages, kv_heads, keys and values).
+    pub(super) pages: SharedMut<'a, bf16>,
+}
+
+impl Shape {
+    /// What a job's rows may see.
+    pub(super) fn tile<'a>(&self, rows: &[AttendRow<'a>], job: &Job) -> Tile<'a> {
+        let window = self
+            .config
+            .sliding_window
+            .map_or(u32::MAX, |window| window.min(u32::MAX as usize) as u32);
+        let mut seen = [(0, 0); TILE_ROWS];
+        let heads = job.heads.len();
+        for (seen, index) in seen.iter_mut().zip(0..job.rows.len() * heads) {
+            let last = rows[job.rows.start + index / heads].position;
+            *seen = (last.saturating_sub(window - 1), last);
+        }
+        Tile {
+            pages: rows[job.rows.end - 1].pages,
+            seen,
+            rows: job.rows.len() * heads,
+            tiles: self.isa == Isa::Amx,
+        }
+    }
+}
+
+/// The pages of one split.
+pub(super) fn split_pages(split: usize, pages: &Range<usize>) -> Range<usize> {
+    (split * SPLIT_PAGES).max(pages.start)..((split + 1) * SPLIT_PAGES).min(pages.end)
+}
+
+impl Batch<'_> {
+    /// Panics where a row names a page that is not there.
+    pub(super) fn check(&self) {
+        for row in self.rows {
+            let pages = &row.pages[..row.position as usize / PAGE + 1];
+            let last = pages.iter().max().copied().unwrap_or(0) as usize;
+            assert!(last < self.shape.pages, "page {last} of {}", self.shape.pages);
+        }
+    }
+
+    /// One head's pages.
+    pub(super) fn head_pages(&self, kv_head: usize) -> HeadPages {
+        let (head_values, stride) = (self.shape.head_values(), self.shape.page_values());
+        let first = self.pages.place(kv_head * head_values, head_values);
+        HeadPages { first, stride, head_dim: self.shape.config.head_dim }
+    }
+
+    /// Stores all rows, whatever their order: first clears the pages that begin, then fills in.
+    pub(super) fn store_rows(&self, threads: &Threads) {
+        let kv_heads = self.shape.config.kv_heads;
+        for row in (0..self.rows.len()).filter(|&row| self.begins_page(row)) {
+            (0..kv_heads).for_each(|kv_head| self.clear_page(row, kv_head));
+        }
+        threads.for_each(self.rows.len(), |row| {
+            (0..kv_heads).for_each(|kv_head| self.store(row, kv_head));
+        });
+    }
+
+    /// Stores segments, which are of different pages and in order.
+    pub(super) fn store_segments(&self, threads: &Threads, segments: &[Range<usize>]) {
+        let kv_heads = self.shape.config.kv_heads;
+        threads.for_each(segments.len(), |segment| {
+            for kv_head in 0..kv_heads {
+                segments[segment].clone().for_each(|row| self.store_in_order(row, kv_head));
+            }
+        });
+    }
+
+    /// Stores a row after all earlier rows of its page.
+    fn store_in_order(&self, row: usize, kv_head: usize) {
+        if self.begins_page(row) {
+            self.clear_page(row, kv_head);
+        }
+        self.store(row, kv_head);
+    }
+
+    fn begins_page(&self, row: usize) -> bool {
+        (self.rows[row].position as usize).is_multiple_of(PAGE)
+    }
+
+    /// Where the row's page of one head begins.
+    fn page(&self, row: usize, kv_head: usize) -> *mut bf16 {
+        let AttendRow { position, pages } = self.rows[row];
+        let page = pages[position as usize / PAGE] as usize;
+        let head_values = self.shape.head_values();
+        self.pages.place(page * self.shape.page_values() + kv_head * head_values, head_values)
+    }
+
+    /// What an earlier prompt left behind may be anything, and even a weight of 0 would make NaN of it.
+    fn clear_page(&self, row: usize, kv_head: usize) {
+        // SAFETY: a whole page of one head, of which nobody uses anything yet.
+        unsafe { self.page(row, kv_head).write_bytes(0, self.shape.head_values()) };
+    }
+
+    fn store(&self, row: usize, kv_head: usize) {
+        let config = &self.shape.config;
+        let (head_dim, slot) = (config.head_dim, self.rows[row].position as usize % PAGE);
+        let values = &self.qkv[row * config.qkv_width()..][..config.qkv_width()];
+        let keys = &values[config.query_width() + kv_head * head_dim..][..head_dim];
+        let values =
+            &values[config.query_width() + config.kv_width() + kv_head * head_dim..][..head_dim];
+        // SAFETY: the instruction set is there; no two rows have the same page and position, and
+        // others' places on the page are not touched.
+        unsafe { attention::store(self.shape.isa, keys, values, self.page(row, kv_head), slot) };
+    }
+
+    /// Copies a tile's queries into left-tile order.
+    pub(super) fn load_queries(&self, job: &Job, queries: &mut [bf16]) {
+        let config = &self.shape.config;
+        for (tile_row, (row, head)) in self.pairs(job).enumerate() {
+            let start = row * config.qkv_width() + head * config.head_dim;
+            for (step, values) in self.qkv[start..][..config.head_dim].chunks(STEP).enumerate() {
+                queries[step * TILE + tile_row * STEP..][..values.len()].copy_from_slice(values);
+            }
+        }
+    }
+
+    /// A job's rows and query heads, in the order of its tile rows.
+    fn pairs(&self, job: &Job) -> impl Iterator<Item = (usize, usize)> {
+        let first = job.kv_head * self.shape.group();
+        let heads = first + job.heads.start..first + job.heads.end;
+        job.rows.clone().flat_map(move |row| heads.clone().map(move |head| (row, head)))
+    }
+
+    /// Attends a whole tile, split after split. `next` is the job that this thread will do then.
+    pub(super) fn attend_whole(&self, job: &Job, next: Option<&Job>, work: &mut Workspace) {
+        let isa = self.shape.isa;
+        if job.stores {
+            job.rows.clone().for_each(|row| self.store_in_order(row, job.kv_head));
+        }
+        let tile = self.shape.tile(self.rows, job);
+        let head = self.head_pages(job.kv_head);
+        let pages = tile.range();
+        self.load_queries(job, &mut work.queries);
+        let splits = pages.start / SPLIT_PAGES..pages.end.div_ceil(SPLIT_PAGES);
+        if splits.len() > 1 {
+            work.total.clear();
+        }
+        let next = next.map_or((head, &[][..]), |next| {
+            let tile = self.shape.tile(self.rows, next);
+            (self.head_pages(next.kv_head), &tile.pages[tile.range().start..])
+        });
+        for split in splits.clone() {
+            let range = split_pages(split, &pages);
+            let after =
+                if split + 1 < splits.end { (head, &tile.pages[range.end..]) } else { next };
+            // SAFETY: the instruction set is there, and `check` saw that the pages are.
+            unsafe {
+                attention::attend(isa, &tile, head, &range, after, work);
+                if splits.len() > 1 {
+                    attention::combine(isa, tile.rows, &work.part, &mut work.total);
+                }
+            }
+        }
+        self.finish(job, if splits.len() > 1 { &work.total } else { &work.part });
+    }
+
+    /// Writes a job's attention output.
+    pub(super) fn finish(&self, job: &Job, total: &Part) {
+        let config = &self.shape.config;
+        for (tile_row, (row, head)) in self.pairs(job).enumerate() {
+            let start = row * config.query_width() + head * config.head_dim;
+            // SAFETY: the instruction set is there; no other job has this row and head.
+            unsafe {
+                let into = self.attended.part(start, config.head_dim);
+                attention::finish_row(self.shape.isa, tile_row, total, into.as_mut_ptr());
+            }
+        }
+    }
+}
