@@ -25,8 +25,9 @@ units). Peaks are the catalogue's; the efficiencies are fitted, one number of th
 
 const METHOD_NOTES: &str = "Everything runs under the paper's rules: its two algorithms, whole flights over links, \
 every row attending to the longest context (so that the CPU's fitted efficiency also absorbs that real contexts were \
-shorter), no classifier, the state object with the residual on the wire. The CPU anchor is met to 1% only: with 37 \
-flights on 16 slices the simulated throughput jumps there as flights fall into another pattern.
+shorter), no classifier, the state object with the residual on the wire. The CPU's efficiency is the \
+least certain: 16 T4 + 16 CPU has just as many flights as it needs, and there the simulated throughput jumps as \
+flights fall into one pattern or another. In every other row the CPU is not what limits, so little depends on it.
 
 That load and multiply add up, rather than hide behind each other, is what the held-out 16 T4 + 32 CPU row shows: with \
 the longer of the two instead, both batches are bound by multiplying and the same anchors put it at 1,992 tokens/s, 28% too high.";
