@@ -45,8 +45,8 @@ pub use proposal::{Neighbour, Proposal, job_seconds, propose};
 pub use random::Random;
 pub use report::{Report, TokenTime, TrafficRates, simulate, simulate_traced};
 pub use search::{
-    Effort, Evaluation, FRONT_STEP, Found, Objective, best_at, evaluate, fewest_flights, front,
-    search,
+    Effort, Evaluation, FRONT_STEP, Found, Objective, SITE_STEP, best_at, evaluate, fewest_flights,
+    front, runners_up, search,
 };
 pub use shape::{Shape, even_slices};
 pub use space::{Candidate, Job, Settings, Site, Space, Wish};

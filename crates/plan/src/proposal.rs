@@ -7,11 +7,14 @@ use crate::error::PlanError;
 use crate::plan::{ContextBudget, PLAN_VERSION, Plan, PlanForecast};
 use crate::report::{Report, simulate};
 use crate::search::{
-    Effort, Evaluation, Objective, best_at, evaluate, fewest_flights, front, search,
+    Effort, Evaluation, FRONT_STEP, Objective, SITE_STEP, best_at, evaluate, fewest_flights, front,
+    runners_up, search,
 };
 use crate::space::{Candidate, Site, Space};
 use crate::workload::Workload;
 
+/// Runners-up that are shown.
+const RUNNERS_UP: usize = 3;
 /// Positions in a page.
 const PAGE_POSITIONS: f64 = 16.0;
 
@@ -33,13 +36,15 @@ pub struct Proposal {
     pub best: Evaluation,
     /// The best in detail.
     pub report: Report,
+    /// The best that was simulated with other nodes.
+    pub runners_up: Vec<Evaluation>,
     /// Configurations next to it.
     pub neighbours: Vec<Neighbour>,
     /// Throughput against cost, cheapest first.
     pub front: Vec<Evaluation>,
     /// What costs are counted in.
     pub unit: CostUnit,
-    /// What the search took.
+    /// What the search and the front took.
     pub effort: Effort,
     /// The plan to run.
     pub plan: Plan,
@@ -60,13 +65,27 @@ pub fn propose(
     }
     let found = search(space, objective, true)?;
     let best = fewest_flights(space, &found.site, &found.best);
-    let (front, _) = front(space)?;
+    let (front, work) = front(space)?;
     let neighbours = neighbours(space, &found.site, &found.best)?;
+    let runners_up = runners_up(space, objective, &best.candidate, RUNNERS_UP);
     let report = simulate(&space.configuration(&found.site, &best.candidate));
     let plan = plan_of(space, &found.site, &best, &report, workload, chunk);
     let pool_names = space.cluster.tier2.iter().map(|pool| pool.name.clone()).collect();
-    let (unit, effort) = (found.unit, found.effort);
-    Ok(Proposal { objective, best, report, neighbours, front, unit, effort, plan, pool_names })
+    let (unit, mut effort) = (found.unit, found.effort);
+    effort.simulated += work.simulated;
+    effort.events += work.events;
+    Ok(Proposal {
+        objective,
+        best,
+        report,
+        runners_up,
+        neighbours,
+        front,
+        unit,
+        effort,
+        plan,
+        pool_names,
+    })
 }
 
 /// One step along each axis: nodes of either tier at their best batch, and the batch itself.
@@ -79,7 +98,7 @@ fn neighbours(space: &Space, site: &Site, best: &Evaluation) -> Result<Vec<Neigh
         sites
             .iter()
             .find(|other| matches(other) && same_pool(other))
-            .and_then(|other| best_at(space, other))
+            .and_then(|other| best_at(space, other, SITE_STEP))
     };
     let mut found = Vec::new();
     let Candidate { tier1, tier2, batch, .. } = best.candidate;
@@ -214,11 +233,18 @@ impl Proposal {
                 self.plan.forecast.job_usd.map_or(String::new(), |usd| format!(", ${usd:.2}"));
             say(format!("the job   {:.2} h{dollars}", seconds / 3600.0));
         }
+        say("\nrunners-up with other nodes".to_owned());
+        for evaluation in &self.runners_up {
+            say(format!("  {}", self.line(evaluation)));
+        }
         say("\nneighbours and why they lose".to_owned());
         for neighbour in &self.neighbours {
             say(format!("  {:<40}{}", neighbour.change, self.why(neighbour)));
         }
-        say("\nfront of throughput against cost (steps of 1%)".to_owned());
+        say(format!(
+            "\nfront of throughput against cost (steps of {:.0}%)",
+            100.0 * (FRONT_STEP - 1.0)
+        ));
         for evaluation in &self.front {
             say(format!("  {}", self.line(evaluation)));
         }

@@ -2,7 +2,9 @@
 //! pruned only where it is safe.
 //!
 //! A candidate is skipped only when its bound (see [`Space::estimate`]) would not beat what is already found.
-//! Sites are visited in a fixed order and in rounds, so the result does not depend on the number of threads.
+//! Candidates are visited in a fixed order and in rounds, so the result does not depend on the number of threads.
+
+use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
 
@@ -12,10 +14,12 @@ use crate::program::{Bottleneck, Program};
 use crate::simulator;
 use crate::space::{Candidate, Site, Space};
 
-/// Sites simulated at a time; what prunes is updated between rounds.
-const SITES_PER_ROUND: usize = 4;
+/// Candidates simulated at a time; what prunes is updated between rounds.
+const ROUND: usize = 8;
 /// The front's resolution: a configuration must beat the cheaper ones by this factor to be on it.
-pub const FRONT_STEP: f64 = 1.01;
+pub const FRONT_STEP: f64 = 1.05;
+/// How well the best of a site is known where it only serves comparison.
+pub const SITE_STEP: f64 = 1.01;
 
 /// What to optimise.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -90,6 +94,12 @@ impl Effort {
         self.simulated += other.simulated;
         self.events += other.events;
     }
+
+    /// Counts a simulation's events; none where its result was known.
+    fn count(&mut self, events: Option<u64>) {
+        self.simulated += usize::from(events.is_some());
+        self.events += events.unwrap_or(0);
+    }
 }
 
 /// The best configuration and how it was found.
@@ -108,44 +118,47 @@ pub struct Found {
 /// Searches the whole space for the best; `prune: false` simulates every candidate and finds the same.
 pub fn search(space: &Space, objective: Objective, prune: bool) -> Result<Found, PlanError> {
     let prices = Prices::of(&space.cluster);
-    let cost_of = |site: &Site| prices.cost(site.tier1, site.tier2, site.pool);
-    let promise = |site: Site| {
-        let candidates = space.candidates(&site);
-        let bound = candidates
-            .iter()
-            .map(|candidate| space.estimate(&site, candidate).0)
-            .fold(0.0, f64::max);
-        (objective.value(bound, cost_of(&site)), site)
-    };
-    let mut sites: Vec<(Value, Site)> = space.sites()?.into_par_iter().map(promise).collect();
-    sites.sort_by(|(left, first), (right, second)| {
-        compare(*right, *left).then_with(|| first.order().cmp(&second.order()))
-    });
+    let sites = space.sites()?;
     let mut effort = Effort::default();
+    let promises: Vec<(Vec<Promise>, usize)> = sites
+        .par_iter()
+        .map(|site| {
+            let cost = prices.cost(site.tier1, site.tier2, site.pool);
+            let all = space.candidates(site);
+            let count = all.len();
+            let kept = if prune { undominated(all) } else { all };
+            let promise = |candidate: Candidate| {
+                let bound = space.estimate(site, &candidate).0;
+                Promise { value: objective.value(bound, cost), site, candidate, cost }
+            };
+            (kept.into_iter().map(promise).collect(), count)
+        })
+        .collect();
+    effort.candidates = promises.iter().map(|(_, count)| count).sum();
+    let mut promises: Vec<Promise> =
+        promises.into_iter().flat_map(|(promises, _)| promises).collect();
+    promises.par_sort_unstable_by(Promise::order);
     let mut best: Option<(Value, Evaluation, &Site)> = None;
-    for round in sites.chunks(SITES_PER_ROUND) {
+    for round in promises.chunks(ROUND) {
         let floor = best.as_ref().map(|(value, ..)| *value);
-        let results: Vec<_> = round
+        let worth = |promise: &&Promise| {
+            !prune || floor.is_none_or(|floor| compare(promise.value, floor).is_gt())
+        };
+        let worthy: Vec<&Promise> = round.iter().filter(worth).collect();
+        if worthy.is_empty() {
+            break;
+        }
+        let found: Vec<_> = worthy
             .par_iter()
-            .map(|(_, site)| {
-                let cost = cost_of(site);
-                best_of_site(space, site, cost, |bound, best: Option<f64>| {
-                    let own = best.map(|rate| objective.value(rate, cost));
-                    let beats = |other: Option<Value>| {
-                        other.is_none_or(|other| {
-                            compare(objective.value(bound, cost), other).is_gt()
-                        })
-                    };
-                    !prune || (beats(floor) && beats(own))
-                })
+            .map(|promise| {
+                simulate_candidate(space, promise.site, &promise.candidate, promise.cost)
             })
             .collect();
-        for ((found, work), (_, site)) in results.into_iter().zip(round) {
-            effort.add(&work);
-            let Some(found) = found else { continue };
-            let value = objective.value(found.tokens_per_second, found.cost);
+        for ((evaluation, events), promise) in found.into_iter().zip(worthy) {
+            effort.count(events);
+            let value = objective.value(evaluation.tokens_per_second, evaluation.cost);
             if best.as_ref().is_none_or(|(other, ..)| compare(value, *other).is_gt()) {
-                best = Some((value, found, site));
+                best = Some((value, evaluation, promise.site));
             }
         }
     }
@@ -159,6 +172,39 @@ pub fn search(space: &Space, objective: Objective, prune: bool) -> Result<Found,
         return Err(missed_deadline(space, seconds, rows));
     }
     Ok(Found { best, site: site.clone(), unit: prices.unit, effort })
+}
+
+/// A candidate and what it is worth at most.
+struct Promise<'a> {
+    value: Value,
+    site: &'a Site,
+    candidate: Candidate,
+    cost: f64,
+}
+
+impl Promise<'_> {
+    /// Best first; among equals fewer flights, the same throughput with less waiting.
+    fn order(&self, other: &Self) -> std::cmp::Ordering {
+        let rank =
+            |promise: &Self| (promise.site.order(), promise.candidate.flights, promise.candidate);
+        compare(other.value, self.value).then_with(|| rank(self).cmp(&rank(other)))
+    }
+}
+
+/// Leaves out the candidates that another with as many flights and more rows per node makes pointless: every product
+/// has more rows to share its weights, attention and transfers take the same time a row, delays are shared by more.
+fn undominated(candidates: Vec<Candidate>) -> Vec<Candidate> {
+    let mut largest: HashMap<(usize, usize), Candidate> = HashMap::new();
+    for candidate in candidates {
+        let remote = if candidate.tier2 == 0 { 0 } else { candidate.local_rows };
+        let kept = largest.entry((candidate.flights, remote)).or_insert(candidate);
+        if candidate.batch > kept.batch {
+            *kept = candidate;
+        }
+    }
+    let mut kept: Vec<Candidate> = largest.into_values().collect();
+    kept.sort_unstable();
+    kept
 }
 
 fn missed_deadline(space: &Space, seconds: f64, rows: f64) -> PlanError {
@@ -185,23 +231,15 @@ pub fn front(space: &Space) -> Result<(Vec<Evaluation>, Effort), PlanError> {
     });
     let mut effort = Effort::default();
     let mut front: Vec<Evaluation> = Vec::new();
-    for round in sites.chunks(SITES_PER_ROUND) {
-        let floor = front.last().map_or(0.0, |best| best.tokens_per_second);
-        let worth =
-            |bound: f64, best: Option<f64>| bound > FRONT_STEP * floor.max(best.unwrap_or(0.0));
-        let results: Vec<_> =
-            round.par_iter().map(|(cost, site)| best_of_site(space, site, *cost, worth)).collect();
-        for (found, work) in results {
-            effort.add(&work);
-            let Some(found) = found else { continue };
-            let floor = front.last().map_or(0.0, |best| best.tokens_per_second);
-            if found.tokens_per_second > FRONT_STEP * floor {
-                if front.last().is_some_and(|other| other.cost == found.cost) {
-                    front.pop();
-                }
-                front.push(found);
-            }
+    for (cost, site) in &sites {
+        let floor = FRONT_STEP * front.last().map_or(0.0, |best| best.tokens_per_second);
+        let (found, work) = best_of_site(space, site, *cost, floor, SITE_STEP);
+        effort.add(&work);
+        let Some(found) = found.filter(|found| found.tokens_per_second > floor) else { continue };
+        if front.last().is_some_and(|other| other.cost == found.cost) {
+            front.pop();
         }
+        front.push(found);
     }
     Ok((front, effort))
 }
@@ -210,16 +248,18 @@ fn compare(left: Value, right: Value) -> std::cmp::Ordering {
     left.0.total_cmp(&right.0).then(left.1.total_cmp(&right.1))
 }
 
-/// The best candidate of a site. Candidates come by decreasing bound; the first that is not `worth` its simulation,
-/// given its bound and the best of the site so far, ends the site.
+/// The best candidate of a site among those that reach more than `floor` tokens per second, to within a factor `step`:
+/// by decreasing bound, in rounds, until no bound is above what is found.
 fn best_of_site(
     space: &Space,
     site: &Site,
     cost: f64,
-    worth: impl Fn(f64, Option<f64>) -> bool,
+    floor: f64,
+    step: f64,
 ) -> (Option<Evaluation>, Effort) {
-    let mut bounded: Vec<(f64, Candidate)> = space
-        .candidates(site)
+    let all = space.candidates(site);
+    let mut effort = Effort { candidates: all.len(), ..Effort::default() };
+    let mut bounded: Vec<(f64, Candidate)> = undominated(all)
         .into_iter()
         .map(|candidate| (space.estimate(site, &candidate).0, candidate))
         .collect();
@@ -227,37 +267,68 @@ fn best_of_site(
     bounded.sort_by(|(left, first), (right, second)| {
         right.total_cmp(left).then_with(|| (first.flights, first).cmp(&(second.flights, second)))
     });
-    let mut effort = Effort { candidates: bounded.len(), ..Effort::default() };
     let mut best: Option<Evaluation> = None;
-    for (bound, candidate) in bounded {
-        let reached = best.as_ref().map(|best| best.tokens_per_second);
-        if !worth(bound, reached) {
+    for round in bounded.chunks(ROUND) {
+        let reached = best.as_ref().map_or(0.0, |best| step * best.tokens_per_second);
+        let worth = |(bound, _): &&(f64, Candidate)| *bound > floor.max(reached);
+        let found: Vec<_> = round
+            .par_iter()
+            .filter(worth)
+            .map(|(_, candidate)| simulate_candidate(space, site, candidate, cost))
+            .collect();
+        if found.is_empty() {
             break;
         }
-        let (evaluation, events) = simulate_candidate(space, site, &candidate, cost);
-        effort.simulated += 1;
-        effort.events += events;
-        if reached.is_none_or(|reached| evaluation.tokens_per_second > reached) {
-            best = Some(evaluation);
+        for (evaluation, events) in found {
+            effort.count(events);
+            let reached = best.as_ref().map_or(0.0, |best| best.tokens_per_second);
+            if evaluation.tokens_per_second > reached {
+                best = Some(evaluation);
+            }
         }
     }
     (best, effort)
 }
 
+/// Simulates a candidate, if that was not done before; no events where it was.
 fn simulate_candidate(
     space: &Space,
     site: &Site,
     candidate: &Candidate,
     cost: f64,
-) -> (Evaluation, u64) {
+) -> (Evaluation, Option<u64>) {
+    if let Some(known) = space.simulated.lock().expect("no panic with the lock").get(candidate) {
+        return (known.clone(), None);
+    }
     let program = Program::of(&space.configuration(site, candidate));
     let outcome = simulator::run(&program, None);
     let (bound, bottleneck) = program.bound();
     let tokens_per_second = outcome.rows_per_second;
-    (
-        Evaluation { candidate: *candidate, tokens_per_second, bound, bottleneck, cost },
-        outcome.events,
-    )
+    let evaluation =
+        Evaluation { candidate: *candidate, tokens_per_second, bound, bottleneck, cost };
+    space.simulated.lock().expect("no panic with the lock").insert(*candidate, evaluation.clone());
+    (evaluation, Some(outcome.events))
+}
+
+/// The best of what was simulated so far with other nodes than `best` has, one for each choice of nodes.
+pub fn runners_up(
+    space: &Space,
+    objective: Objective,
+    best: &Candidate,
+    count: usize,
+) -> Vec<Evaluation> {
+    let nodes = |candidate: &Candidate| (candidate.tier1, candidate.tier2, candidate.pool);
+    let value =
+        |evaluation: &Evaluation| objective.value(evaluation.tokens_per_second, evaluation.cost);
+    let simulated = space.simulated.lock().expect("no panic with the lock");
+    let mut others: Vec<&Evaluation> =
+        simulated.values().filter(|other| nodes(&other.candidate) != nodes(best)).collect();
+    others.sort_by(|left, right| {
+        compare(value(right), value(left)).then_with(|| left.candidate.cmp(&right.candidate))
+    });
+    let mut seen = HashSet::new();
+    others.retain(|other| seen.insert(nodes(&other.candidate)));
+    others.into_iter().take(count).cloned().collect()
 }
 
 /// Simulates one candidate.
@@ -266,10 +337,10 @@ pub fn evaluate(space: &Space, site: &Site, candidate: &Candidate) -> Evaluation
     simulate_candidate(space, site, candidate, cost).0
 }
 
-/// The best configuration of one site.
-pub fn best_at(space: &Space, site: &Site) -> Option<Evaluation> {
+/// The best configuration of one site; at a `step` above 1 only to within that factor, for less work.
+pub fn best_at(space: &Space, site: &Site, step: f64) -> Option<Evaluation> {
     let cost = Prices::of(&space.cluster).cost(site.tier1, site.tier2, site.pool);
-    best_of_site(space, site, cost, |bound, best| bound > best.unwrap_or(0.0)).0
+    best_of_site(space, site, cost, 0.0, step).0
 }
 
 /// The fewest flights that lose less than a thousandth of the throughput: the same work with less waiting.

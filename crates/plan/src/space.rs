@@ -1,6 +1,7 @@
 //! The space of configurations of a cluster: which (K, K', B, local rows, flights) exist.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use crate::admission::Admission;
 use crate::calculus::Traffic;
@@ -9,6 +10,7 @@ use crate::configuration::{Configuration, Contexts, Disturbance, Group, Rules, S
 use crate::error::PlanError;
 use crate::estimate::Table;
 use crate::kernels::Kernels;
+use crate::search::Evaluation;
 use crate::shape::{GIB, Shape, even_slices};
 use crate::workload::Workload;
 
@@ -75,7 +77,7 @@ impl Default for Settings {
 }
 
 /// One point of the space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Candidate {
     /// Tier-1 nodes (K).
     pub tier1: usize,
@@ -150,6 +152,8 @@ pub struct Space {
     pub settings: Settings,
     pub(crate) tier1: Table,
     pub(crate) tier2: Vec<Table>,
+    /// What was simulated so far: no candidate is simulated twice.
+    pub(crate) simulated: Mutex<HashMap<Candidate, Evaluation>>,
 }
 
 impl Space {
@@ -157,7 +161,7 @@ impl Space {
     pub fn new(cluster: Cluster, job: Job, settings: Settings) -> Self {
         let table = |pool: &Pool| Table::of(&pool.kernels, settings.batch_max, job.context);
         let (tier1, tier2) = (table(&cluster.tier1), cluster.tier2.iter().map(table).collect());
-        Self { cluster, job, settings, tier1, tier2 }
+        Self { cluster, job, settings, tier1, tier2, simulated: Mutex::default() }
     }
 
     /// All sites that hold the weights and at least one context, or what would be needed.

@@ -65,13 +65,13 @@ fn estimate_is_the_programs_bound() {
 #[test]
 fn pruned_and_unpruned_searches_find_the_same() {
     for settings in [paper_settings(40), Settings { batch_max: 40, ..Settings::default() }] {
-        let space = small_space(settings);
         let rows = 200.0;
         for objective in
             [Objective::Throughput, Objective::Cost, Objective::Deadline { seconds: 1.0, rows }]
         {
-            let pruned = search(&space, objective, true).expect("it fits");
-            let whole = search(&space, objective, false).expect("it fits");
+            // A space remembers what was simulated in it: each search gets its own.
+            let pruned = search(&small_space(settings.clone()), objective, true).expect("it fits");
+            let whole = search(&small_space(settings.clone()), objective, false).expect("it fits");
             assert_eq!((&pruned.best, &pruned.site), (&whole.best, &whole.site), "{objective:?}");
             assert_eq!(whole.effort.simulated, whole.effort.candidates);
             let (some, all) = (pruned.effort.simulated, whole.effort.simulated);

@@ -259,7 +259,7 @@ impl Testbed {
             .ok()?
             .into_iter()
             .find(|site| (site.tier1, site.tier2) == (nodes, each))?;
-        best_at(&space, &site)
+        best_at(&space, &site, 1.0)
     }
 }
 

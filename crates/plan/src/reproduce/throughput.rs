@@ -127,7 +127,7 @@ fn own_optimum(testbed: &Testbed, name: &str) -> Option<Evaluation> {
     let seats = if at.1 == 0 { site.seats_tier1 } else { site.seats_tier2 };
     let factor = (experiment.contexts as f64 + 0.5) / seats as f64;
     let space = testbed.ethernet_space(at.0, at.0 * at.1, factor);
-    best_at(&space, &site_of(&space)?)
+    best_at(&space, &site_of(&space)?, 1.0)
 }
 
 /// One row of table:inter_bw: names and counts, tokens per second, share of rows that leave Tier 1.
