@@ -71,6 +71,8 @@ fn measure(runs: usize, ceilings: &Ceilings, mut kernel: impl FnMut() -> Timing)
         last = kernel();
         seconds.push(last.seconds);
     }
+    let best = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
+    let best = best(&seconds);
     let (seconds, peak, bandwidth) = (median(seconds), median(operations), median(bytes));
     let of_operations = last.operations / seconds / peak;
     let of_bytes = last.bytes / seconds / bandwidth;
@@ -80,8 +82,9 @@ fn measure(runs: usize, ceilings: &Ceilings, mut kernel: impl FnMut() -> Timing)
         ("bytes", of_bytes)
     };
     format!(
-        "{:.3} ms, {:.0} of {:.0} GFLOP/s, {:.1} of {:.1} GB/s: {:.0}% of the {binding} that bind it",
+        "{:.3} ms (best {:.3}), {:.0} of {:.0} GFLOP/s, {:.1} of {:.1} GB/s: {:.0}% of the {binding} that bind it",
         seconds * 1e3,
+        best * 1e3,
         last.operations / seconds / 1e9,
         peak / 1e9,
         last.bytes / seconds / 1e9,

@@ -63,15 +63,17 @@ impl Drop for Tiles {
 }
 
 impl Tiles {
-    /// Tiles for attention: 0 to 3 results, 4 a left and 6 a right tile of 32 k, 5 and 7 of 16 k.
+    /// Tiles for attention with up to `rows` rows, which is what a product's time is made of: 0 to 3
+    /// results, 4 a left and 6 a right tile of 32 k, 5 and 7 of 16 k.
     ///
     /// # Safety
-    /// As `whole`.
-    pub(super) unsafe fn for_attention() -> Self {
+    /// As `whole`; `rows` is 1 to 16.
+    pub(super) unsafe fn for_attention(rows: usize) -> Self {
         let mut row_bytes = [ROW_BYTES as u16; 8];
-        let mut rows = [TILE_ROWS as u8; 8];
+        let left = rows as u8;
+        let whole = TILE_ROWS as u8;
+        let rows = [left, left, left, left, left, left, whole, whole / 2];
         row_bytes[5] /= 2;
-        rows[7] /= 2;
         // SAFETY: as promised by the caller.
         unsafe { Self::configure(row_bytes, rows) }
     }

@@ -5,7 +5,7 @@
 //! position that a row may not see adds exact zeros: a row's bits depend on the row alone, not on
 //! the rows it shares the tile with, nor on how many threads share its splits.
 
-use super::amx;
+use super::amx::{self, Tiles};
 use super::for_each_isa;
 use super::functions::exp2;
 use super::lanes::{LANES, Lanes};
@@ -56,11 +56,20 @@ impl HeadPages {
     }
 }
 
-/// Fetches the pages of the block after this one, a few lines at a time between the products, so
-/// that memory is never idle and never asked for more than it can take.
+/// What will be wanted after a range of pages: pages of a head, and one more, which comes first
+/// because it will be written.
+#[derive(Clone, Copy)]
+pub(super) struct After<'a> {
+    pub(super) head: HeadPages,
+    pub(super) pages: &'a [u32],
+    pub(super) written: Option<u32>,
+}
+
+/// Fetches the pages of the block after this one, a few lines at a time between all that is done
+/// with this one, so that memory is never idle and never asked for more than it can take.
 pub(super) struct Fetcher {
     /// Keys and values of the pages still to be fetched, the next one last.
-    pages: [*const bf16; BLOCK_PAGES],
+    pages: [*const bf16; BLOCK_PAGES + 1],
     left: usize,
     /// Where to go on, and groups of lines left of that page.
     next: *const bf16,
@@ -74,12 +83,14 @@ const GROUP_LINES: usize = 4;
 const LINE: usize = 32;
 
 impl Fetcher {
-    /// For the first pages of `pages`, as many as a block holds.
+    /// For what comes after, as much of it as a block holds.
     #[inline(always)]
-    pub(super) unsafe fn new(head: HeadPages, pages: &[u32]) -> Self {
-        let mut pointers = [std::ptr::null(); BLOCK_PAGES];
-        let left = pages.len().min(BLOCK_PAGES);
-        for (pointer, &page) in pointers[..left].iter_mut().rev().zip(pages) {
+    pub(super) unsafe fn new(After { head, pages, written }: After<'_>) -> Self {
+        let mut pointers = [std::ptr::null(); BLOCK_PAGES + 1];
+        let pages = &pages[..pages.len().min(BLOCK_PAGES)];
+        let left = pages.len() + usize::from(written.is_some());
+        let wanted = written.iter().chain(pages);
+        for (pointer, &page) in pointers[..left].iter_mut().rev().zip(wanted) {
             // SAFETY: the page exists, as promised by the caller.
             *pointer = unsafe { head.keys(page) };
         }
@@ -87,8 +98,15 @@ impl Fetcher {
         Self { pages: pointers, left, next: std::ptr::null(), groups: 0, page_groups }
     }
 
-    /// Fetches `groups` groups of lines more. Two for each step of a page's scores and three for
-    /// each column of its values fetch exactly as many pages as are used meanwhile.
+    /// Groups to fetch for each of `rows` rows while a block's scores become weights.
+    #[inline(always)]
+    fn share_of_row(&self, rows: usize) -> usize {
+        (BLOCK_PAGES * self.page_groups / 4).div_ceil(rows)
+    }
+
+    /// Fetches `groups` groups of lines more. Two for each step of a page's scores, a quarter of the
+    /// block among its rows and two for each column of its values fetch as many pages as are used
+    /// meanwhile.
     #[inline(always)]
     pub(super) fn fetch(&mut self, groups: usize) {
         for _ in 0..groups {
@@ -124,11 +142,13 @@ impl Part {
         Ok(Self { maxima: [MAXIMUM_NONE; TILE_ROWS], sums: [0.0; TILE_ROWS], values })
     }
 
-    /// As if nothing had been seen.
-    pub(super) fn clear(&mut self) {
+    /// As if the first `rows` rows had seen nothing.
+    pub(super) fn clear(&mut self, rows: usize) {
         self.maxima = [MAXIMUM_NONE; TILE_ROWS];
         self.sums = [0.0; TILE_ROWS];
-        self.values.fill(0.0);
+        for values in self.values.chunks_exact_mut(RESULT_TILE) {
+            values[..rows * LANES].fill(0.0);
+        }
     }
 }
 
@@ -142,6 +162,8 @@ pub(super) struct Workspace {
     weights: Memory<bf16>,
     pub(super) part: Part,
     pub(super) total: Part,
+    /// The thread's tiles, and for how many rows, while it attends with them.
+    pub(super) tiles: Option<(usize, Tiles)>,
 }
 
 impl Workspace {
@@ -152,7 +174,21 @@ impl Workspace {
             weights: Memory::zeroed("attention weights", BLOCK_PAGES * PAGE / STEP * TILE)?,
             part: Part::new(head_dim)?,
             total: Part::new(head_dim)?,
+            tiles: None,
         })
+    }
+
+    /// Makes the thread's tiles right for so many rows.
+    ///
+    /// # Safety
+    /// The machine has AMX and the process may use it.
+    unsafe fn configure_tiles(&mut self, rows: usize) {
+        if self.tiles.as_ref().is_none_or(|(configured, _)| *configured != rows) {
+            // What was there gives the state back, so it must go first.
+            self.tiles = None;
+            // SAFETY: as promised by the caller.
+            self.tiles = Some((rows, unsafe { Tiles::for_attention(rows) }));
+        }
     }
 }
 
@@ -162,7 +198,7 @@ pub(super) struct Tile<'a> {
     /// First position each tile row sees, and its last.
     pub(super) seen: [(u32, u32); TILE_ROWS],
     pub(super) rows: usize,
-    /// Whether products run on AMX tiles, configured for attention on this thread.
+    /// Whether products run on AMX tiles.
     pub(super) tiles: bool,
 }
 
@@ -200,29 +236,35 @@ for_each_isa! {
 }
 
 /// Attends the queries in `work` to the given pages, all of one split, into `work.part`. `after`
-/// are the pages that will be wanted next, with their head.
+/// is what will be wanted next.
 #[inline(always)]
 unsafe fn attend_lanes<L: Lanes>(
     tile: &Tile<'_>,
     head: HeadPages,
     range: &Range<usize>,
-    after: (HeadPages, &[u32]),
+    after: After<'_>,
     work: &mut Workspace,
 ) {
-    work.part.clear();
+    work.part.clear(tile.rows);
+    if tile.tiles {
+        // SAFETY: whoever made the context was sure that the machine has the instruction set.
+        unsafe { work.configure_tiles(tile.rows) };
+    }
     let mut page = range.start;
     while page < range.end {
         let end = (page / BLOCK_PAGES * BLOCK_PAGES + BLOCK_PAGES).min(range.end);
         let pages = &tile.pages[page..end];
         // SAFETY: pages of the tile exist, and buffers have room for a block, by construction.
         unsafe {
-            let mut fetcher = if end < range.end {
-                Fetcher::new(head, &tile.pages[end..range.end])
+            let mut fetcher = Fetcher::new(if end < range.end {
+                After { head, pages: &tile.pages[end..range.end], written: None }
             } else {
-                Fetcher::new(after.0, after.1)
-            };
+                after
+            });
             score_pages::<L>(tile, head, pages, work, &mut fetcher);
+            let share = fetcher.share_of_row(tile.rows);
             for row in 0..tile.rows {
+                fetcher.fetch(share);
                 weigh_row::<L>(tile, row, page * PAGE, pages.len(), head, work);
             }
             add_values::<L>(tile, head, pages, work, &mut fetcher);
@@ -343,7 +385,7 @@ unsafe fn add_values<L: Lanes>(
             let columns = head.head_dim / LANES;
             for column in (0..columns).step_by(2) {
                 let panels = (columns - column).min(2);
-                fetcher.fetch(3 * panels);
+                fetcher.fetch(2 * panels);
                 dot_rows::<L>(&DotRows {
                     left: work.weights.as_ptr().add(index / 2 * TILE + index % 2 * PAGE),
                     rows: tile.rows,
@@ -369,7 +411,7 @@ for_each_isa! {
         tile: &Tile<'_>,
         head: HeadPages,
         range: &Range<usize>,
-        after: (HeadPages, &[u32]),
+        after: After<'_>,
         work: &mut Workspace,
     )
 }

@@ -3,8 +3,7 @@
 
 mod batch;
 
-use super::amx::Tiles;
-use super::attention::{self, PAGE, Part, SPLIT_PAGES, Workspace};
+use super::attention::{self, After, PAGE, Part, SPLIT_PAGES, Workspace};
 use super::tiles::TILE_ROWS;
 use crate::memory::{Memory, SharedMut};
 use crate::{AttendRow, ComputeError, ContextKernels, Isa, Threads};
@@ -256,13 +255,14 @@ fn attend_split(
         // SAFETY: the instruction set is there, the pages are; no other task has this part.
         unsafe {
             let head = batch.head_pages(job.kv_head);
-            attention::attend(team.isa, &tile, head, &pages, (head, &[]), work);
+            let after = After { head, pages: &[], written: None };
+            attention::attend(team.isa, &tile, head, &pages, after, work);
             std::mem::swap(&mut work.part, &mut shared.part(part, 1)[0]);
         }
     });
     let total = &mut workspaces[0].total;
     for job in jobs {
-        total.clear();
+        total.clear(job.rows.len() * job.heads.len());
         for part in &made[job.first_part..][..job.splits.len()] {
             // SAFETY: the instruction set is there.
             unsafe { attention::combine(team.isa, job.rows.len() * job.heads.len(), part, total) };
@@ -293,8 +293,6 @@ impl Team<'_> {
             let [work] = (unsafe { workspaces.part(thread, 1) }) else {
                 unreachable!("one was asked for")
             };
-            // SAFETY: whoever made the context was sure that the machine has the instruction set.
-            let _tiles = (self.isa == Isa::Amx).then(|| unsafe { Tiles::for_attention() });
             let take = || next.fetch_add(1, Ordering::Relaxed);
             let mut index = take();
             while index < tasks {
@@ -302,6 +300,7 @@ impl Team<'_> {
                 task(index, following, work);
                 index = following;
             }
+            work.tiles = None;
         });
     }
 }

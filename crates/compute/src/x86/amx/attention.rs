@@ -8,7 +8,7 @@ use half::bf16;
 /// into[page][row][position] = Σ queries[row] · keys[page][position] for a block's pages.
 ///
 /// # Safety
-/// Tiles are configured for attention; queries are [d / 32][16][32], each page's keys [d / 2][16][2].
+/// Tiles are configured for attention with the rows that count; queries are [d / 32][16][32], each page's keys [d / 2][16][2].
 pub(in crate::x86) unsafe fn score_pages(
     queries: *const bf16,
     keys: &[*const bf16],
@@ -81,7 +81,7 @@ pub(in crate::x86) unsafe fn score_pages(
 /// into[row] += Σ weights[row][position] · values[position] over a block's pages.
 ///
 /// # Safety
-/// Tiles are configured for attention; weights are [position / 32][16][32], each page's values
+/// Tiles are configured for attention with the rows that count; weights are [position / 32][16][32], each page's values
 /// [16 / 2][d][2], `into` [d / 16][16][16].
 pub(in crate::x86) unsafe fn add_values(
     weights: *const bf16,
@@ -106,16 +106,16 @@ pub(in crate::x86) unsafe fn add_values(
                 load!("5", weights(page), ROW_BYTES);
                 load!("7", column(values, first), row_bytes);
                 multiply_tiles!("0", "5", "7");
-                fetcher.fetch(3);
+                fetcher.fetch(2);
                 load!("7", column(values, first + 1), row_bytes);
                 multiply_tiles!("1", "5", "7");
-                fetcher.fetch(3);
+                fetcher.fetch(2);
                 load!("7", column(values, first + 2), row_bytes);
                 multiply_tiles!("2", "5", "7");
-                fetcher.fetch(3);
+                fetcher.fetch(2);
                 load!("7", column(values, first + 3), row_bytes);
                 multiply_tiles!("3", "5", "7");
-                fetcher.fetch(3);
+                fetcher.fetch(2);
             }
             store!("0", into);
             store!("1", into.add(RESULT_TILE));
@@ -129,7 +129,7 @@ pub(in crate::x86) unsafe fn add_values(
                 load!("5", weights(page), ROW_BYTES);
                 load!("7", column(values, last), row_bytes);
                 multiply_tiles!("0", "5", "7");
-                fetcher.fetch(3);
+                fetcher.fetch(2);
             }
             store!("0", into);
         }

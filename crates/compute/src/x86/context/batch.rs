@@ -2,7 +2,7 @@
 
 use super::{Job, Shape};
 use crate::memory::SharedMut;
-use crate::x86::attention::{self, HeadPages, PAGE, Part, SPLIT_PAGES, Tile, Workspace};
+use crate::x86::attention::{self, After, HeadPages, PAGE, Part, SPLIT_PAGES, Tile, Workspace};
 use crate::x86::tiles::{STEP, TILE, TILE_ROWS};
 use crate::{AttendRow, Isa, Threads};
 use half::bf16;
@@ -21,17 +21,19 @@ pub(super) struct Batch<'a> {
 }
 
 impl Shape {
+    /// The first position that a row at `position` sees.
+    fn first_seen(&self, position: u32) -> u32 {
+        let window = self.config.sliding_window.unwrap_or(usize::MAX).min(u32::MAX as usize) as u32;
+        position.saturating_sub(window - 1)
+    }
+
     /// What a job's rows may see.
     pub(super) fn tile<'a>(&self, rows: &[AttendRow<'a>], job: &Job) -> Tile<'a> {
-        let window = self
-            .config
-            .sliding_window
-            .map_or(u32::MAX, |window| window.min(u32::MAX as usize) as u32);
         let mut seen = [(0, 0); TILE_ROWS];
         let heads = job.heads.len();
         for (seen, index) in seen.iter_mut().zip(0..job.rows.len() * heads) {
             let last = rows[job.rows.start + index / heads].position;
-            *seen = (last.saturating_sub(window - 1), last);
+            *seen = (self.first_seen(last), last);
         }
         Tile {
             pages: rows[job.rows.end - 1].pages,
@@ -153,16 +155,17 @@ impl Batch<'_> {
         self.load_queries(job, &mut work.queries);
         let splits = pages.start / SPLIT_PAGES..pages.end.div_ceil(SPLIT_PAGES);
         if splits.len() > 1 {
-            work.total.clear();
+            work.total.clear(tile.rows);
         }
-        let next = next.map_or((head, &[][..]), |next| {
-            let tile = self.shape.tile(self.rows, next);
-            (self.head_pages(next.kv_head), &tile.pages[tile.range().start..])
-        });
+        let nothing = After { head, pages: &[], written: None };
+        let next = next.map_or(nothing, |next| self.wanted_by(next));
         for split in splits.clone() {
             let range = split_pages(split, &pages);
-            let after =
-                if split + 1 < splits.end { (head, &tile.pages[range.end..]) } else { next };
+            let after = if split + 1 < splits.end {
+                After { pages: &tile.pages[range.end..], ..nothing }
+            } else {
+                next
+            };
             // SAFETY: the instruction set is there, and `check` saw that the pages are.
             unsafe {
                 attention::attend(isa, &tile, head, &range, after, work);
@@ -172,6 +175,14 @@ impl Batch<'_> {
             }
         }
         self.finish(job, if splits.len() > 1 { &work.total } else { &work.part });
+    }
+
+    /// What a job wants first.
+    fn wanted_by(&self, job: &Job) -> After<'_> {
+        let AttendRow { position, pages } = self.rows[job.rows.start];
+        let first = self.shape.first_seen(position) as usize / PAGE;
+        let written = job.stores.then(|| pages[position as usize / PAGE]);
+        After { head: self.head_pages(job.kv_head), pages: &pages[first..], written }
     }
 
     /// Writes a job's attention output.
