@@ -1,0 +1,41 @@
+"""The job that scripts/peers gives to every engine, and how it is timed; the engines are elsewhere."""
+
+import os
+import sys
+import time
+
+# Set by scripts/peers for all engines alike.
+PROMPTS = int(os.environ["PEER_PROMPTS"])
+INPUT = int(os.environ["PEER_INPUT"])
+OUTPUT = int(os.environ["PEER_OUTPUT"])
+THREADS = int(os.environ["PEER_THREADS"])
+MODEL = sys.argv[1]
+VOCABULARY = 49152
+# The first steps of an engine compile, allocate and tune; after these few they have.
+WARM_UP_OUTPUT = 8
+
+
+def prompts(run):
+    """Token ids without meaning, those of `glinthawk bench`: other ones in every run."""
+    first = run * PROMPTS
+    return [
+        [(prompt * 7919 + position * 104729) % VOCABULARY for position in range(INPUT)]
+        for prompt in range(first, first + PROMPTS)
+    ]
+
+
+def measure(generate):
+    """Prints the tokens per second of `generate(prompts, output)`, which returns the generated tokens."""
+    check(generate(prompts(0), WARM_UP_OUTPUT), WARM_UP_OUTPUT)
+    started = time.perf_counter()
+    generated = generate(prompts(1), OUTPUT)
+    elapsed_s = time.perf_counter() - started
+    check(generated, OUTPUT)
+    print(f"tokens/s: {PROMPTS * (INPUT + OUTPUT) / elapsed_s:.0f}")
+
+
+def check(generated, output):
+    """Every prompt must have said exactly as much as was asked for, or engines are not comparable."""
+    lengths = sorted({len(tokens) for tokens in generated})
+    if len(generated) != PROMPTS or lengths != [output]:
+        sys.exit(f"{len(generated)} completions of {lengths} tokens, not {PROMPTS} of {output}")

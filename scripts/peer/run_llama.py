@@ -1,0 +1,64 @@
+"""The job on llama.cpp, through the plain C interface of llama-cpp-python: run_llama.py MODEL.gguf."""
+
+import ctypes
+import sys
+
+import job
+import llama_cpp as llama
+import numpy
+
+BATCH = 2048  # tokens handed over at once; llama.cpp cuts them as it likes
+
+
+def main():
+    llama.llama_backend_init()
+    model = llama.llama_model_load_from_file(job.MODEL.encode(), llama.llama_model_default_params())
+    parameters = llama.llama_context_default_params()
+    parameters.n_ctx = job.PROMPTS * (job.INPUT + job.OUTPUT)
+    parameters.n_batch = BATCH
+    parameters.n_seq_max = job.PROMPTS
+    parameters.n_threads = parameters.n_threads_batch = job.THREADS
+    # Every prompt has a context of its own: attention over one for all of them would look at each other's.
+    parameters.kv_unified = False
+    context = llama.llama_init_from_model(model, parameters)
+    if not context:
+        sys.exit("llama.cpp made no context")
+    batch = llama.llama_batch_init(BATCH, 0, 1)
+
+    def decode(rows):
+        """Passes rows (token, position, prompt, last of its prompt?) through the model: the next token of each last."""
+        batch.n_tokens = len(rows)
+        for index, (token, position, prompt, last) in enumerate(rows):
+            batch.token[index] = token
+            batch.pos[index] = position
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = prompt
+            batch.logits[index] = last
+        code = llama.llama_decode(context, batch)
+        if code != 0:
+            sys.exit(f"llama_decode answered {code}")
+        logits = ctypes.cast(llama.llama_get_logits(context), ctypes.POINTER(ctypes.c_float))
+        shape = (sum(row[3] for row in rows), job.VOCABULARY)
+        return numpy.ctypeslib.as_array(logits, shape).argmax(axis=1).tolist()
+
+    def generate(prompts, output):
+        llama.llama_memory_clear(llama.llama_get_memory(context), True)
+        generated = []
+        together = BATCH // job.INPUT
+        for first in range(0, len(prompts), together):
+            rows = [
+                (token, position, first + offset, position == job.INPUT - 1)
+                for offset, prompt in enumerate(prompts[first : first + together])
+                for position, token in enumerate(prompt)
+            ]
+            generated += [[token] for token in decode(rows)]
+        for position in range(job.INPUT, job.INPUT + output - 1):
+            rows = [(tokens[-1], position, prompt, True) for prompt, tokens in enumerate(generated)]
+            for tokens, token in zip(generated, decode(rows)):
+                tokens.append(token)
+        return generated
+
+    job.measure(generate)
+
+
+main()
