@@ -36,6 +36,10 @@ pub enum Command {
     Worker(WorkerArgs),
     /// Choose the cluster's shape for a model and a workload, by simulation
     Plan(PlanArgs),
+    /// Time the kernels here for a model's shape, and what the engine does around them
+    Profile(ProfileArgs),
+    /// Simulate one configuration in detail
+    Simulate(SimulateArgs),
     /// Regenerate the paper's tables and figures, ours beside theirs
     Reproduce {
         /// Folder for the page and its plots
@@ -165,6 +169,89 @@ pub enum ObjectiveArg {
     Deadline,
 }
 
+/// Options of `simulate`.
+#[derive(Args)]
+#[command(
+    after_help = "Prints the settled state, with every flight full. With --workload or --prompts also what \
+                  such a job takes, its beginning and end included, by running the dispatcher itself in \
+                  virtual time; a timeline is then of the job."
+)]
+pub struct SimulateArgs {
+    /// The model's shape: one of dummy:SHAPE, or any other model on this machine
+    #[arg(long, short, default_value = DEFAULT_MODEL)]
+    pub model: String,
+    /// Kernel times: a file written by `profile`
+    #[arg(long, value_name = "FILE.json")]
+    pub profile: Option<PathBuf>,
+    /// Kernel times: a device of the catalogue, such as t4
+    #[arg(long, value_name = "NAME", conflicts_with = "profile")]
+    pub device: Option<String>,
+    /// Kernel times of Tier 2, where they differ
+    #[arg(long, value_name = "FILE.json")]
+    pub tier2_profile: Option<PathBuf>,
+    /// Kernel times of Tier 2, where they differ
+    #[arg(long, value_name = "NAME", conflicts_with = "tier2_profile")]
+    pub tier2_device: Option<String>,
+    /// Tier-1 nodes
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub tier1: u32,
+    /// Tier-2 nodes for each Tier-1 node; 0 is single-tier
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=4096))]
+    pub tier2: u32,
+    /// Let Tier-1 nodes hold contexts and attend too
+    #[arg(long)]
+    pub hybrid: bool,
+    /// Rows of a flight for each attention worker
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub batch: u32,
+    /// Flights in the air [default: 1, or 3 for each Tier-1 node where there is a Tier 2]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub flights: Option<u32>,
+    /// Prefill rows of one prompt in a batch, at most
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub chunk: u32,
+    /// Delay of every message between the tiers, each way, such as 20ms
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    pub delay: Option<Duration>,
+    /// Bandwidth of every link between the tiers, each way, such as 1gbit
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
+    pub bandwidth: Option<u64>,
+    /// Positions every row attends to, where no workload says
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: u32,
+    /// The job: a CSV of prompt_tokens,output_tokens, or a file of requests (.jsonl)
+    #[arg(long, value_name = "FILE")]
+    pub workload: Option<PathBuf>,
+    /// The job: prompts that are all alike, such as 1000x128+256 (128 tokens in, 256 out)
+    #[arg(long, value_name = "JOB", conflicts_with = "workload")]
+    pub prompts: Option<String>,
+    /// Memory for contexts of each attention worker [default: enough]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    pub context_memory: Option<u64>,
+    /// Longest context in tokens [default: the model's]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    pub max_context: Option<u32>,
+    /// Nodes are processes that share so many cores, as `run` starts them [default: each has its own machine]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub cores: Option<u32>,
+    /// Tokens are drawn, not the likeliest
+    #[arg(long)]
+    pub sampled: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Write the timeline to this file, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE.json")]
+    pub trace: Option<PathBuf>,
+}
+
+impl SimulateArgs {
+    /// Flights in the air, where nothing is said as `run` has it.
+    pub fn flights(&self) -> u32 {
+        self.flights.unwrap_or(if self.tier2 == 0 { 1 } else { 3 * self.tier1 })
+    }
+}
+
 /// Options of `worker`.
 #[derive(Args)]
 #[command(
@@ -195,8 +282,31 @@ pub struct WorkerArgs {
     pub isa: Option<Isa>,
 }
 
-/// Options that choose and size the engine.
+/// Options of `profile`.
 #[derive(Args)]
+pub struct ProfileArgs {
+    /// Whose shape: a name of the catalogue, a folder or .gguf file, org/name of the Hugging Face hub, or dummy:SHAPE
+    #[arg(long, short, default_value = DEFAULT_MODEL)]
+    pub model: String,
+    /// Fewer repetitions and batches up to 1024 instead of 4096: under a minute
+    #[arg(long)]
+    pub quick: bool,
+    /// A few seconds: every second batch up to 512
+    #[arg(long, conflicts_with = "quick")]
+    pub brief: bool,
+    /// Write the profile to this file [default: in the cache, where `run` finds it]
+    #[arg(short, long, value_name = "FILE.json")]
+    pub output: Option<PathBuf>,
+    /// Kernel threads [default: the cores this process may use]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Instruction set of the kernels [default: the best here]
+    #[arg(long, env = "GLINTHAWK_ISA")]
+    pub isa: Option<Isa>,
+}
+
+/// Options that choose and size the engine.
+#[derive(Args, Clone)]
 #[command(next_help_heading = "Model and engine")]
 pub struct EngineArgs {
     /// A name of the catalogue, a folder or .gguf file, org/name of the Hugging Face hub, or dummy:SHAPE
@@ -225,6 +335,22 @@ pub struct EngineArgs {
     /// Instruction set of the kernels: portable, avx2, avx512, avx512bf16 or amx [default: the best here]
     #[arg(long, env = "GLINTHAWK_ISA")]
     pub isa: Option<Isa>,
+}
+
+impl EngineArgs {
+    /// A small engine for short measurements: everything else at its default.
+    pub fn of(model: &str, threads: Option<u32>, isa: Option<Isa>) -> Self {
+        Self {
+            model: model.to_owned(),
+            batch: 256,
+            flights: None,
+            chunk: 256,
+            context_memory: Some(256 << 20),
+            max_context: Some(64),
+            threads,
+            isa,
+        }
+    }
 }
 
 /// Options of `generate`.

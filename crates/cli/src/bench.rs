@@ -33,7 +33,8 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     )?;
     let mut rates = Vec::new();
     for run in 0..args.runs {
-        let elapsed_s = run_once(&mut engine, args, opened.served.vocab, run)?;
+        let job = FixedJob { prompts: args.prompts, input: args.input, output: args.output };
+        let elapsed_s = run_once(&mut engine, job, opened.served.vocab, run)?;
         let rate = tokens as f64 / elapsed_s;
         writeln!(out, "run {}: {}, {rate:.0} tokens/s", run + 1, units::seconds(elapsed_s))?;
         rates.push(rate);
@@ -43,13 +44,25 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn run_once(engine: &mut Engine, args: &BenchArgs, vocab: u32, run: u32) -> anyhow::Result<f64> {
+/// Prompts that are all alike.
+#[derive(Clone, Copy)]
+pub struct FixedJob {
+    /// How many.
+    pub prompts: u32,
+    /// Tokens of each.
+    pub input: u32,
+    /// Tokens generated for each.
+    pub output: u32,
+}
+
+/// Runs a job and says how many seconds it took; `run` makes its prompts others than an earlier run's.
+pub fn run_once(engine: &mut Engine, job: FixedJob, vocab: u32, run: u32) -> anyhow::Result<f64> {
     let started = Instant::now();
     let mut submitted = 0;
     let mut finished = 0;
-    while finished < args.prompts {
-        while submitted < args.prompts && engine.wants_prompts() {
-            engine.submit(prompt(args, vocab, run * args.prompts + submitted));
+    while finished < job.prompts {
+        while submitted < job.prompts && engine.wants_prompts() {
+            engine.submit(prompt(job, vocab, run * job.prompts + submitted));
             submitted += 1;
         }
         for event in engine.advance()? {
@@ -64,13 +77,13 @@ fn run_once(engine: &mut Engine, args: &BenchArgs, vocab: u32, run: u32) -> anyh
 }
 
 /// A prompt of tokens without meaning: only their number matters here.
-fn prompt(args: &BenchArgs, vocab: u32, id: u32) -> Prompt {
+fn prompt(job: FixedJob, vocab: u32, id: u32) -> Prompt {
     let token =
         |position: u32| (u64::from(id) * 7919 + u64::from(position) * 104_729) % u64::from(vocab);
     Prompt {
         id: PromptId(u64::from(id)),
-        tokens: (0..args.input).map(|position| token(position) as u32).collect(),
-        tokens_max: args.output,
+        tokens: (0..job.input).map(|position| token(position) as u32).collect(),
+        tokens_max: job.output,
         stop_ids: Vec::new(),
         sampling: Sampling::default(),
         watched: false,

@@ -7,12 +7,16 @@ mod bench_parts;
 mod generate;
 mod interrupt;
 mod models;
+mod overheads;
 mod plan;
+mod profile;
 mod progress;
 mod run;
 mod setup;
+mod simulate;
 mod units;
 mod worker;
+mod workloads;
 
 use args::{BenchPart, Cli, Command};
 use clap::Parser;
@@ -32,6 +36,8 @@ fn main() -> ExitCode {
         Command::Pull { model } => models::pull(&model),
         Command::Models => models::list(),
         Command::Plan(args) => plan::plan(&args),
+        Command::Profile(args) => profile::profile(&args),
+        Command::Simulate(args) => simulate::simulate(&args),
         Command::Reproduce { output } => plan::reproduce(&output),
         Command::Worker(args) => worker::worker(&args),
         Command::Bench { part: None, args } => bench::bench(&args),

@@ -77,6 +77,29 @@ impl LoadBar {
     }
 }
 
+/// Progress of something that is counted.
+pub struct CountBar(ProgressBar);
+
+impl CountBar {
+    /// Begins to count to `total`.
+    pub fn new(what: &'static str, total: u64) -> Self {
+        let style = ProgressStyle::with_template("{msg} {wide_bar} {pos} of {len}, {elapsed}")
+            .expect("a valid template");
+        let bar = ProgressBar::new(total).with_style(style).with_message(what);
+        Self(bar)
+    }
+
+    /// One more is done.
+    pub fn advance(&self) {
+        self.0.inc(1);
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// Progress of a cluster's start.
 pub struct MusterBar {
     bar: ProgressBar,

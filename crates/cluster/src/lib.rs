@@ -31,7 +31,7 @@ pub use fabric::Fabric;
 pub use layout::Layout;
 pub use local::{Kernels, LocalFabric};
 pub use muster::{ClusterSpec, Muster, Mustered};
-pub use processes::{Processes, TOKEN_VARIABLE, keep_to_cores};
+pub use processes::{Processes, TOKEN_VARIABLE, allowed_cores, keep_to_cores};
 pub use pump::run_job;
 pub use remote::RemoteFabric;
 pub use report::{NodeReport, Traffic};

@@ -114,7 +114,8 @@ fn core_shares(count: usize) -> Vec<Vec<usize>> {
     (0..count).map(|index| cores[start(index)..start(index + 1)].to_vec()).collect()
 }
 
-fn allowed_cores() -> Vec<usize> {
+/// The cores this process may use, at least one.
+pub fn allowed_cores() -> Vec<usize> {
     let set = rustix::thread::sched_getaffinity(None);
     let allowed = set
         .map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect());

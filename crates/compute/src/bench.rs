@@ -1,6 +1,10 @@
 //! Measures the machine's ceilings and the kernels below them, for `glinthawk bench kernels`.
 //! Nothing here judges: it returns times, and what they were spent on.
 
+mod stages;
+
+pub use stages::{AttentionBench, Stage, StageBench};
+
 use crate::memory::Memory;
 use crate::{
     AttendRow, ComputeError, ContextKernels, CpuContext, CpuWeights, Isa, ShardIn, ShardOut,

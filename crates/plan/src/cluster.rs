@@ -183,19 +183,7 @@ impl Resolver<'_> {
         pool: &PoolFile,
     ) -> Result<(String, Kernels, f64, Option<f64>), PlanError> {
         let profile = Profile::read(&self.folder.join(path))?;
-        let (measured, wanted) = (&profile.shape, self.shape);
-        let same = measured.hidden == wanted.hidden
-            && measured.query_width == wanted.query_width
-            && measured.kv_width == wanted.kv_width
-            && measured.feed_forward == wanted.feed_forward
-            && measured.vocab == wanted.vocab;
-        if !same {
-            let problem = format!(
-                "was measured for {}, whose shape is not that of {}",
-                measured.model, wanted.name
-            );
-            return Err(self.error(format!("{at}.profile"), problem));
-        }
+        profile.check_shape(&self.folder.join(path).display().to_string(), self.shape)?;
         let memory = pool.memory_gib.ok_or_else(|| {
             self.error(
                 format!("{at}.memory_gib"),
@@ -310,6 +298,6 @@ rtt_ms = 2
         assert!(parse(&format!("{text}memory_gib = 4\n"), &shape).is_ok());
         shape.hidden = 16;
         let error = parse(text, &shape).unwrap_err().to_string();
-        assert!(error.starts_with("c.toml: tier1.profile: was measured for test"), "{error}");
+        assert!(error.contains("p.json: shape: was measured for test"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
 //! Seconds of a layer's stages on a device: measured, or from a roofline that says it is one.
 
 use crate::catalogue::Device;
-use crate::profile::{Profile, interpolate};
+use crate::profile::{Overheads, Profile, interpolate};
 use crate::shape::Shape;
 
 /// Where kernel times come from.
@@ -93,6 +93,32 @@ impl Kernels {
             Self::Analytic(roofline) => {
                 roofline.product(rows, roofline.shape.classify_parameters())
             }
+        }
+    }
+
+    /// Seconds of the final norm, classifier and a draw from all logits.
+    pub fn logits(&self, rows: usize) -> f64 {
+        match self {
+            Self::Measured(profile) if !profile.logits.is_empty() => {
+                interpolate(&profile.logits, rows)
+            }
+            _ => self.classify(rows),
+        }
+    }
+
+    /// Seconds of one layer's attention for the last `rows` rows of one prompt of `context` positions.
+    pub fn prefill(&self, rows: usize, context: f64) -> f64 {
+        match self {
+            Self::Measured(profile) => profile.prefill_seconds(rows, context),
+            Self::Analytic(_) => self.attention(rows, context - rows as f64 / 2.0),
+        }
+    }
+
+    /// What the engine does around the kernels; nothing where nobody measured.
+    pub fn overheads(&self) -> Overheads {
+        match self {
+            Self::Measured(profile) => profile.overheads,
+            Self::Analytic(_) => Overheads::default(),
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{PlanError, read_text, write_text};
+use crate::shape::Shape;
 
 /// The version of the file format this code reads and writes.
 pub const PROFILE_VERSION: u32 = 1;
@@ -68,6 +69,25 @@ pub struct AttentionCurve {
     pub points: Curve,
 }
 
+/// What the engine does around the kernels, in seconds of one core; all zero where nobody measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Overheads {
+    /// Planning, launching and taking home one step of a shard.
+    pub step: f64,
+    /// The same for each of its rows.
+    pub row: f64,
+    /// Sending a message to another process or receiving one, each.
+    pub message: f64,
+    /// The same for each of its bytes.
+    pub byte: f64,
+    /// Waking a receiver that sleeps on an idle core.
+    pub wake: f64,
+    /// Waiting for a core on which another process computes.
+    #[serde(default)]
+    pub crowded: f64,
+}
+
 /// Seconds of every stage of one layer on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -84,10 +104,20 @@ pub struct Profile {
     pub post: Curve,
     /// A layer's post fused with the next layer's pre.
     pub fused: Curve,
-    /// Final norm, classifier, sampling.
+    /// Final norm, classifier, the likeliest token.
     pub classify: Curve,
-    /// Append and attend, by ascending context length.
+    /// Final norm, classifier, all logits, a token drawn from them; `classify` where it is empty.
+    #[serde(default)]
+    pub logits: Curve,
+    /// Append and attend, one row of each prompt, by ascending context length.
     pub attention: Vec<AttentionCurve>,
+    /// Append and attend, all rows of one prompt, by ascending context length after them; `attention`
+    /// where it is empty.
+    #[serde(default)]
+    pub prefill: Vec<AttentionCurve>,
+    /// What the engine does around the kernels.
+    #[serde(default)]
+    pub overheads: Overheads,
 }
 
 impl Profile {
@@ -125,42 +155,96 @@ impl Profile {
         for (name, curve) in stages {
             check_curve(path, name, curve)?;
         }
+        if !self.logits.is_empty() {
+            check_curve(path, "logits", &self.logits)?;
+        }
         if self.attention.is_empty() {
             return Err(PlanError::field(path, "attention", "has no context length"));
         }
-        for (index, curve) in self.attention.iter().enumerate() {
-            let field = format!("attention[{index}]");
-            if curve.context == 0
-                || (index > 0 && curve.context <= self.attention[index - 1].context)
-            {
-                return Err(PlanError::field(
-                    path,
-                    format!("{field}.context"),
-                    "must be above 0 and ascend",
-                ));
+        check_attention(path, "attention", &self.attention)?;
+        check_attention(path, "prefill", &self.prefill)?;
+        self.overheads.check(path)
+    }
+
+    /// Rejects a profile that was measured for another shape.
+    pub fn check_shape(&self, path: &str, wanted: &Shape) -> Result<(), PlanError> {
+        let measured = &self.shape;
+        let same = measured.hidden == wanted.hidden
+            && measured.query_width == wanted.query_width
+            && measured.kv_width == wanted.kv_width
+            && measured.feed_forward == wanted.feed_forward
+            && measured.vocab == wanted.vocab;
+        if same {
+            return Ok(());
+        }
+        let (of, model) = (&measured.model, &wanted.name);
+        let problem = format!("was measured for {of}, whose shape is not that of {model}");
+        Err(PlanError::field(path, "shape", problem))
+    }
+
+    /// Seconds for `rows` rows of as many prompts attending to `context` positions each, linear in both.
+    pub fn attention_seconds(&self, rows: usize, context: f64) -> f64 {
+        seconds_at(&self.attention, rows, context)
+    }
+
+    /// Seconds for the last `rows` rows of one prompt of `context` positions, linear in both.
+    pub fn prefill_seconds(&self, rows: usize, context: f64) -> f64 {
+        match self.prefill.is_empty() {
+            true => self.attention_seconds(rows, context - rows as f64 / 2.0),
+            false => seconds_at(&self.prefill, rows, context),
+        }
+    }
+}
+
+impl Overheads {
+    fn check(&self, path: &str) -> Result<(), PlanError> {
+        let parts = [
+            ("step", self.step),
+            ("row", self.row),
+            ("message", self.message),
+            ("byte", self.byte),
+            ("wake", self.wake),
+            ("crowded", self.crowded),
+        ];
+        for (field, value) in parts {
+            if !(value.is_finite() && value >= 0.0) {
+                let problem = format!("must not be negative, is {value}");
+                return Err(PlanError::field(path, format!("overheads.{field}"), problem));
             }
-            check_curve(path, &format!("{field}.points"), &curve.points)?;
         }
         Ok(())
     }
+}
 
-    /// Seconds for `rows` rows attending to `context` positions each, linear in both.
-    pub fn attention_seconds(&self, rows: usize, context: f64) -> f64 {
-        let curves = &self.attention;
-        if rows == 0 {
-            return 0.0;
+fn check_attention(path: &str, name: &str, curves: &[AttentionCurve]) -> Result<(), PlanError> {
+    for (index, curve) in curves.iter().enumerate() {
+        let field = format!("{name}[{index}]");
+        if curve.context == 0 || (index > 0 && curve.context <= curves[index - 1].context) {
+            return Err(PlanError::field(
+                path,
+                format!("{field}.context"),
+                "must be above 0 and ascend",
+            ));
         }
-        if curves.len() == 1 {
-            return interpolate(&curves[0].points, rows) * context / curves[0].context as f64;
-        }
-        let above = curves
-            .partition_point(|curve| (curve.context as f64) < context)
-            .clamp(1, curves.len() - 1);
-        let (low, high) = (&curves[above - 1], &curves[above]);
-        let (at_low, at_high) = (interpolate(&low.points, rows), interpolate(&high.points, rows));
-        let part = (context - low.context as f64) / (high.context - low.context) as f64;
-        (at_low + (at_high - at_low) * part).max(0.0)
+        check_curve(path, &format!("{field}.points"), &curve.points)?;
     }
+    Ok(())
+}
+
+/// Seconds at `rows` rows and `context` positions, linear in both.
+fn seconds_at(curves: &[AttentionCurve], rows: usize, context: f64) -> f64 {
+    if rows == 0 {
+        return 0.0;
+    }
+    if curves.len() == 1 {
+        return interpolate(&curves[0].points, rows) * context / curves[0].context as f64;
+    }
+    let above =
+        curves.partition_point(|curve| (curve.context as f64) < context).clamp(1, curves.len() - 1);
+    let (low, high) = (&curves[above - 1], &curves[above]);
+    let (at_low, at_high) = (interpolate(&low.points, rows), interpolate(&high.points, rows));
+    let part = (context - low.context as f64) / (high.context - low.context) as f64;
+    (at_low + (at_high - at_low) * part).max(0.0)
 }
 
 fn check_curve(path: &str, name: &str, curve: &Curve) -> Result<(), PlanError> {
@@ -258,6 +342,9 @@ pub(crate) mod tests {
                 AttentionCurve { context: 128, points: curve(0.5) },
                 AttentionCurve { context: 1024, points: curve(4.0) },
             ],
+            logits: curve(0.6),
+            prefill: vec![AttentionCurve { context: 1024, points: curve(1.0) }],
+            overheads: Overheads::default(),
         }
     }
 
@@ -288,11 +375,14 @@ pub(crate) mod tests {
     #[test]
     fn bad_files_name_the_field() {
         let good = serde_json::to_value(linear(1e-3, 1e-4)).expect("plain data");
-        let cases: [(&str, &str, serde_json::Value); 4] = [
+        let cases: [(&str, &str, serde_json::Value); 7] = [
             ("/version", "version", 9.into()),
             ("/pre/3/batch", "pre[3].batch", 1.into()),
             ("/attention/1/points/0/seconds", "attention[1].points[0].seconds", (-1.0).into()),
             ("/attention/0/context", "attention[0].context", 0.into()),
+            ("/prefill/0/points/2/spread", "prefill[0].points[2].spread", (-1.0).into()),
+            ("/logits/1/seconds", "logits[1].seconds", 0.into()),
+            ("/overheads/wake", "overheads.wake", (-1.0).into()),
         ];
         for (pointer, field, value) in cases {
             let mut bad = good.clone();

@@ -3,10 +3,11 @@
 
 use super::config::{Bounds, Config, Token};
 use super::controller::{ConnectError, Controller, Event, Peer, SendError};
+use crate::processes::keep_to_cores;
 use glinthawk_flight::{HEADER_BYTES, Kind, Message, Place, Pool, Row};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -93,6 +94,34 @@ pub fn bench(options: &BenchOptions) -> Result<BenchFigures, BenchError> {
     })
 }
 
+/// Median round trip through two controllers, each with all its threads on the core given for it.
+/// On one core it is what both ends have to do; on two, waking each other comes on top.
+pub fn round_trip(options: &BenchOptions, cores: [usize; 2]) -> Result<Duration, BenchError> {
+    let pinned = |core: usize| {
+        keep_to_cores(&[core]).map_err(|error| BenchError::Unexpected(error.to_string()))
+    };
+    let (tell, told) = mpsc::channel();
+    thread::scope(|scope| {
+        let echo = scope.spawn(move || -> Result<(), BenchError> {
+            pinned(cores[1])?;
+            let far = Controller::start(config("bench-far", options))?;
+            // If nobody listens any more, the other end has failed and says why.
+            _ = tell.send(far.listen((Ipv4Addr::LOCALHOST, 0))?);
+            echo(options, &far, joined(&far)?, options.round_trips)
+        });
+        let ping = scope.spawn(move || -> Result<Vec<Duration>, BenchError> {
+            pinned(cores[0])?;
+            let near = Controller::start(config("bench-near", options))?;
+            let address = told.recv().map_err(|_| BenchError::Unexpected("no address".into()))?;
+            let (far_peer, _) = near.connect(&address.to_string())?;
+            ping(options, &near, far_peer, options.round_trips)
+        });
+        let round_trips = ping.join().expect("the ping thread does not panic");
+        echo.join().expect("the echo thread does not panic")?;
+        Ok(median(round_trips?))
+    })
+}
+
 fn median<T: Copy + PartialOrd>(mut values: Vec<T>) -> T {
     values.sort_unstable_by(|a, b| a.partial_cmp(b).expect("measured figures are numbers"));
     values[values.len() / 2]
@@ -151,26 +180,32 @@ fn bare_round_trips(options: &BenchOptions) -> io::Result<Vec<Duration>> {
     })
 }
 
-/// Two controllers that know each other, with the peer each has to talk to.
-fn controller_pair(options: &BenchOptions) -> Result<[(Controller, Peer); 2], BenchError> {
+fn config(name: &str, options: &BenchOptions) -> Config {
     let window_bytes = WINDOW / 2 * wire_bytes(options).0;
     let bounds = Bounds {
         queue_bytes_max: window_bytes,
         inbox_bytes_max: window_bytes,
         ..Bounds::default()
     };
-    let config = |name| {
-        let config = Config::new(name, Token::new("bench"), Arc::new(Pool::new(WINDOW)));
-        Config { bounds, ..config }
-    };
-    let near = Controller::start(config("bench-near"))?;
-    let far = Controller::start(config("bench-far"))?;
-    let address = far.listen((Ipv4Addr::LOCALHOST, 0))?;
-    let (far_peer, _) = near.connect(&address.to_string())?;
+    let config = Config::new(name, Token::new("bench"), Arc::new(Pool::new(WINDOW)));
+    Config { bounds, ..config }
+}
+
+fn joined(far: &Controller) -> Result<Peer, BenchError> {
     match far.recv(PATIENCE) {
-        Some(Event::Joined { peer, .. }) => Ok([(near, far_peer), (far, peer)]),
+        Some(Event::Joined { peer, .. }) => Ok(peer),
         other => Err(BenchError::Unexpected(format!("{other:?}"))),
     }
+}
+
+/// Two controllers that know each other, with the peer each has to talk to.
+fn controller_pair(options: &BenchOptions) -> Result<[(Controller, Peer); 2], BenchError> {
+    let near = Controller::start(config("bench-near", options))?;
+    let far = Controller::start(config("bench-far", options))?;
+    let address = far.listen((Ipv4Addr::LOCALHOST, 0))?;
+    let (far_peer, _) = near.connect(&address.to_string())?;
+    let near_peer = joined(&far)?;
+    Ok([(near, far_peer), (far, near_peer)])
 }
 
 fn next_message(controller: &Controller, kind: Kind) -> Result<Message, BenchError> {
@@ -184,25 +219,44 @@ fn flight_round_trips(options: &BenchOptions) -> Result<Vec<Duration>, BenchErro
     let [(near, far_peer), (far, near_peer)] = controller_pair(options)?;
     let count = options.round_trips.div_ceil(TURNS);
     thread::scope(|scope| {
-        let echo = scope.spawn(|| -> Result<(), BenchError> {
-            for _ in 0..count {
-                let message = next_message(&far, Kind::Attend)?;
-                far.pool().give(message.into_payload());
-                far.send(near_peer, answer(options, far.pool()))?;
-            }
-            Ok(())
-        });
-        let mut round_trips = Vec::with_capacity(count);
-        for _ in 0..count {
-            let start = Instant::now();
-            near.send(far_peer, outgoing(options, near.pool()))?;
-            let message = next_message(&near, Kind::Attended)?;
-            round_trips.push(start.elapsed());
-            near.pool().give(message.into_payload());
-        }
+        let echo = scope.spawn(|| echo(options, &far, near_peer, count));
+        let round_trips = ping(options, &near, far_peer, count)?;
         echo.join().expect("the echo thread does not panic")?;
         Ok(round_trips)
     })
+}
+
+/// Answers `count` messages.
+fn echo(
+    options: &BenchOptions,
+    far: &Controller,
+    near_peer: Peer,
+    count: usize,
+) -> Result<(), BenchError> {
+    for _ in 0..count {
+        let message = next_message(far, Kind::Attend)?;
+        far.pool().give(message.into_payload());
+        far.send(near_peer, answer(options, far.pool()))?;
+    }
+    Ok(())
+}
+
+/// Sends `count` messages, each after the answer to the one before; how long each took.
+fn ping(
+    options: &BenchOptions,
+    near: &Controller,
+    far_peer: Peer,
+    count: usize,
+) -> Result<Vec<Duration>, BenchError> {
+    let mut round_trips = Vec::with_capacity(count);
+    for _ in 0..count {
+        let start = Instant::now();
+        near.send(far_peer, outgoing(options, near.pool()))?;
+        let message = next_message(near, Kind::Attended)?;
+        round_trips.push(start.elapsed());
+        near.pool().give(message.into_payload());
+    }
+    Ok(round_trips)
 }
 
 /// Bytes per second of a loop of vectored writes (header, then body) against a loop of reads.

@@ -1,0 +1,100 @@
+//! What the engine does around the kernels, measured for a profile: short runs in this process for a
+//! step and its rows, messages over this machine's loopback for the network.
+
+use crate::args::EngineArgs;
+use crate::{bench, setup};
+use glinthawk_cluster::keep_to_cores;
+use glinthawk_cluster::net::{BenchOptions, round_trip};
+use glinthawk_model::ModelConfig;
+use glinthawk_plan::profile::Overheads;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Rows of the large batch.
+const ROWS: u32 = 256;
+/// Rows of the large message: more than the caches next to a core hold, as in a run.
+const MESSAGE_ROWS: u32 = 1024;
+/// Tokens that each prompt of an engine run says.
+const TOKENS: u32 = 6;
+
+/// Measures them with the engine that `engine` describes.
+pub fn measure(
+    engine: &EngineArgs,
+    config: &ModelConfig,
+    round_trips: usize,
+) -> anyhow::Result<Overheads> {
+    let network = network(config, round_trips)?;
+    // On a thread of its own, for an engine pins the thread that runs it.
+    let (step_small, step_large) = std::thread::scope(|scope| {
+        scope.spawn(|| steps(engine, config.layers)).join().expect("an engine does not panic")
+    })?;
+    let row = ((step_large - step_small) / f64::from(ROWS - 1)).max(0.0);
+    Ok(Overheads { step: (step_small - row).max(0.0), row, ..network })
+}
+
+/// Seconds outside the kernels for a step of one row, and for one of many.
+fn steps(engine: &EngineArgs, layers: usize) -> anyhow::Result<(f64, f64)> {
+    let opened = setup::open(engine)?;
+    let mut measured = [0.0; 2];
+    for (seconds, rows) in measured.iter_mut().zip([1, ROWS]) {
+        let engine = EngineArgs { batch: rows, ..engine.clone() };
+        let mut loaded = setup::load(&engine, &opened)?;
+        let job = bench::FixedJob { prompts: rows, input: 1, output: TOKENS };
+        bench::run_once(&mut loaded, job, opened.served.vocab, 0)?;
+        let (stats, _) = loaded.stats()?;
+        let busy: f64 = stats.nodes.iter().map(|node| node.busy).sum();
+        let tier1 = stats.nodes.iter().find(|node| node.name == "tier1-0");
+        let batches = tier1.map_or(0, |node| node.batches);
+        let steps = batches as f64 / (layers + 1) as f64;
+        *seconds = (stats.wall_s * (1.0 - busy)).max(0.0) / steps.max(1.0);
+    }
+    Ok((measured[0], measured[1]))
+}
+
+/// What a message costs at each end.
+fn network(config: &ModelConfig, round_trips: usize) -> anyhow::Result<Overheads> {
+    let options = |rows: u32| BenchOptions {
+        rows: rows as usize,
+        row_bytes_out: 2 * config.qkv_width(),
+        row_bytes_back: 2 * config.query_width(),
+        round_trips,
+        stream_messages: 0,
+    };
+    let cores = glinthawk_cluster::allowed_cores();
+    let (here, there) = (cores[0], cores[1 % cores.len()]);
+    let seconds = |duration: Duration| duration.as_secs_f64();
+    let small = seconds(round_trip(&options(1), [here, here])?);
+    let large = seconds(round_trip(&options(MESSAGE_ROWS), [here, here])?);
+    let apart = seconds(round_trip(&options(1), [here, there])?);
+    let crowded = seconds(beside_computation(there, || round_trip(&options(1), [here, there]))?);
+    // A round trip is two messages with two ends each.
+    let bytes =
+        |rows: u32| (rows as usize * 2 * (config.qkv_width() + config.query_width())) as f64;
+    let byte = ((large - small) / (bytes(MESSAGE_ROWS) - bytes(1)) / 2.0).max(0.0);
+    let message = ((small - 2.0 * byte * bytes(1)) / 4.0).max(0.0);
+    Ok(Overheads {
+        message,
+        byte,
+        wake: ((apart - small) / 2.0).max(0.0),
+        // The far end is woken twice: the thread that receives and the one that answers.
+        crowded: if here == there { 0.0 } else { ((crowded - apart) / 2.0).max(0.0) },
+        ..Overheads::default()
+    })
+}
+
+/// Does something while a thread keeps a core busy.
+fn beside_computation<T>(core: usize, work: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Unpinned, it would only be in the way less often.
+            _ = keep_to_cores(&[core]);
+            while !over.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let done = work();
+        over.store(true, Ordering::Relaxed);
+        done
+    })
+}

@@ -1,0 +1,365 @@
+//! `profile`: times the kernels here for a model's shape, and what the engine does around them.
+
+use crate::args::{EngineArgs, ProfileArgs};
+use crate::progress::{CountBar, LoadBar, say};
+use crate::{models, overheads, setup, units};
+use anyhow::Context;
+use glinthawk_compute::bench::{AttentionBench, Stage, StageBench};
+use glinthawk_compute::{Isa, Threads};
+use glinthawk_model::catalogue::cache_folder;
+use glinthawk_model::{Model, ModelConfig};
+use glinthawk_plan::profile::{
+    AttentionCurve, Curve, PROFILE_VERSION, Point, ProfileShape, Provenance, batch_ladder,
+};
+use glinthawk_plan::{Profile, Shape};
+use std::io::Write;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Weights that are loaded at most: more than a last-level cache hides.
+const WEIGHT_BYTES: usize = 1 << 30;
+/// Kernels shorter than this are timed several at a time.
+const SAMPLE: Duration = Duration::from_millis(2);
+/// How many at a time at most, and where something else is done in between.
+const SAMPLES_TIMES_MAX: usize = 200;
+const INTERLEAVED_TIMES_MAX: usize = 4;
+
+/// How thorough a profile is.
+struct Effort {
+    /// Batches, ascending.
+    batches: Vec<usize>,
+    /// Contexts that rows attend to, in positions, ascending.
+    contexts: &'static [usize],
+    /// Largest batch for which logits are timed; more rows take proportionally longer.
+    logits_max: usize,
+    /// Memory of the contexts that attention is timed on.
+    context_bytes: usize,
+    /// Time for one point; a long kernel may take more.
+    point: Duration,
+    /// Samples of a point, at least where they are not too long, and at most.
+    turns: RangeInclusive<usize>,
+    /// Round trips over the loopback.
+    round_trips: usize,
+}
+
+impl Effort {
+    fn full() -> Self {
+        Self {
+            batches: batch_ladder(4096),
+            contexts: &[16, 64, 256, 1024, 4096, 16384],
+            logits_max: 256,
+            context_bytes: 1 << 30,
+            point: Duration::from_millis(800),
+            turns: 5..=41,
+            round_trips: 4000,
+        }
+    }
+
+    fn quick() -> Self {
+        Self {
+            batches: batch_ladder(1024),
+            context_bytes: 512 << 20,
+            point: Duration::from_millis(60),
+            turns: 3..=21,
+            round_trips: 600,
+            ..Self::full()
+        }
+    }
+
+    fn brief() -> Self {
+        Self {
+            batches: batch_ladder(512).into_iter().filter(|rows| rows.is_power_of_two()).collect(),
+            contexts: &[16, 128, 1024],
+            logits_max: 64,
+            context_bytes: 512 << 20,
+            point: Duration::from_millis(6),
+            turns: 2..=5,
+            round_trips: 200,
+        }
+    }
+
+    fn batch_max(&self) -> usize {
+        self.batches.last().copied().unwrap_or(1)
+    }
+}
+
+/// Takes a profile, prints it and writes it.
+pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
+    let started = Instant::now();
+    let model = models::resolve(&args.model)?.open()?;
+    let isa = setup::isa(args.isa)?;
+    let threads = setup::threads(args.threads)?;
+    let effort = match (args.brief, args.quick) {
+        (true, _) => Effort::brief(),
+        (false, true) => Effort::quick(),
+        (false, false) => Effort::full(),
+    };
+    let profile = measure(&model, args, isa, threads, &effort)?;
+    let path = match &args.output {
+        Some(path) => path.clone(),
+        None => cached(model.config(), &profile.provenance)?,
+    };
+    profile.write(&path)?;
+    print(&profile)?;
+    say(format_args!(
+        "profile in {}, taken in {}",
+        path.display(),
+        units::seconds(started.elapsed().as_secs_f64())
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Where a profile is kept that `run` may use for its forecasts.
+pub fn cached(config: &ModelConfig, provenance: &Provenance) -> anyhow::Result<PathBuf> {
+    let folder = cache_folder()?.join("profiles");
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("cannot create {}", folder.display()))?;
+    let machine: String = provenance
+        .machine
+        .chars()
+        .map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' })
+        .collect();
+    // The widths rather than the model's name: they are what kernel times depend on.
+    Ok(folder.join(format!(
+        "{}-{}-{}-{}-{} {}-{} {machine} {}.json",
+        config.hidden,
+        config.query_width(),
+        config.kv_width(),
+        config.feed_forward,
+        config.vocab,
+        provenance.instruction_set,
+        provenance.threads,
+        provenance.version,
+    )))
+}
+
+/// This machine, and who measures when.
+pub fn provenance(isa: Isa, threads: usize) -> Provenance {
+    let information = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = information.lines().find_map(|line| line.strip_prefix("model name"));
+    let name = name.map_or("a machine", |name| name.trim_start_matches([' ', '\t', ':']));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Provenance {
+        machine: format!("{name}, {}", units::counted(cores as u64, "core")),
+        instruction_set: isa.name().to_owned(),
+        threads,
+        date: units::date(SystemTime::now()),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    }
+}
+
+fn measure(
+    model: &Model,
+    args: &ProfileArgs,
+    isa: Isa,
+    count: usize,
+    effort: &Effort,
+) -> anyhow::Result<Profile> {
+    let config = model.config();
+    // On a thread of its own, for it is pinned, and what comes after it shall not be.
+    let kernels = std::thread::scope(|scope| {
+        scope.spawn(|| kernels(model, isa, count, effort)).join().expect("kernels do not panic")
+    })?;
+    let engine = EngineArgs::of(&args.model, args.threads, args.isa);
+    let overheads = overheads::measure(&engine, config, effort.round_trips)?;
+    let [pre, post, fused, classify, logits] = kernels.weights;
+    Ok(Profile {
+        version: PROFILE_VERSION,
+        provenance: provenance(isa, count),
+        shape: ProfileShape {
+            model: model.name().to_owned(),
+            hidden: config.hidden,
+            query_width: config.query_width(),
+            kv_width: config.kv_width(),
+            feed_forward: config.feed_forward,
+            vocab: config.vocab,
+        },
+        pre,
+        post,
+        fused,
+        classify,
+        logits,
+        attention: kernels.attention,
+        prefill: kernels.prefill,
+        overheads,
+    })
+}
+
+/// Pre, post, fused, greedy and logits; attention of decoding and of prefill.
+struct KernelCurves {
+    weights: [Curve; 5],
+    attention: Vec<AttentionCurve>,
+    prefill: Vec<AttentionCurve>,
+}
+
+fn kernels(model: &Model, isa: Isa, count: usize, effort: &Effort) -> anyhow::Result<KernelCurves> {
+    let threads = Arc::new(Threads::new(count)?);
+    let config = model.config();
+    let layer_bytes = Shape::of(model.name(), config).layer_bytes() as usize;
+    let layers = (WEIGHT_BYTES / layer_bytes).clamp(1, config.layers);
+    let mut load = LoadBar::new();
+    let show = &mut |done, total| load.show(done, total);
+    let stages =
+        StageBench::new(model, 0..layers, effort.batch_max(), isa, Arc::clone(&threads), show);
+    load.clear();
+    let mut stages = stages?;
+    threads.pin_caller();
+    let known = effort.contexts.iter().copied();
+    let contexts: Vec<usize> = known.filter(|context| *context <= config.context_max).collect();
+    let bar = CountBar::new("profiling", (effort.batches.len() + contexts.len()) as u64);
+    let mut weights: [Curve; 5] = Default::default();
+    for &rows in &effort.batches {
+        let run = |kernel: usize, times: usize| match kernel {
+            0 => stages.stage(Stage::Pre, rows, times),
+            1 => stages.stage(Stage::Post, rows, times),
+            2 => stages.stage(Stage::Fused, rows, times),
+            _ => mean(times, || stages.classify_greedy(rows)),
+        };
+        let timed: [Point; 4] = points(rows, effort, SAMPLES_TIMES_MAX, run);
+        weights.iter_mut().zip(timed).for_each(|(curve, point)| curve.push(point));
+        if rows <= effort.logits_max {
+            let run = |_, times| mean(times, || stages.classify_sampled(rows));
+            weights[4].extend(points::<1>(rows, effort, SAMPLES_TIMES_MAX, run));
+        }
+        bar.advance();
+    }
+    let pages = AttentionBench::new(
+        config,
+        config.layers,
+        effort.context_bytes,
+        isa,
+        Arc::clone(&threads),
+    )?;
+    let (attention, prefill) = attention(stages, pages, &contexts, effort, &bar);
+    bar.clear();
+    Ok(KernelCurves { weights, attention, prefill })
+}
+
+/// Decoding and prefill, as far as their contexts fit into memory.
+fn attention(
+    mut stages: StageBench,
+    mut pages: AttentionBench,
+    contexts: &[usize],
+    effort: &Effort,
+    bar: &CountBar,
+) -> (Vec<AttentionCurve>, Vec<AttentionCurve>) {
+    let (mut decode, mut prefill) = (Vec::new(), Vec::new());
+    for &context in contexts {
+        let mut curves = [Curve::new(), Curve::new()];
+        for &rows in &effort.batches {
+            let decodes = pages.holds(rows, context);
+            let prefills = rows <= context && pages.holds(1, context);
+            let mut attend = |prompts: usize, rows: usize| {
+                // In between, weights go through the caches, as they do in a run.
+                stages.stage(Stage::Fused, prompts * rows, 1);
+                pages.attend(prompts, rows, context)
+            };
+            let mut timed = |prompts: usize, rows: usize, curve: &mut Curve| {
+                let run = |_, times| mean(times, || attend(prompts, rows));
+                curve.extend(points::<1>(prompts * rows, effort, INTERLEAVED_TIMES_MAX, run));
+            };
+            if decodes {
+                timed(rows, 1, &mut curves[0]);
+            }
+            if prefills {
+                timed(1, rows, &mut curves[1]);
+            }
+        }
+        bar.advance();
+        for (curve, into) in curves.into_iter().zip([&mut decode, &mut prefill]) {
+            if !curve.is_empty() {
+                into.push(AttentionCurve { context, points: curve });
+            }
+        }
+    }
+    (decode, prefill)
+}
+
+fn mean(times: usize, mut kernel: impl FnMut() -> f64) -> f64 {
+    (0..times).map(|_| kernel()).sum::<f64>() / times as f64
+}
+
+/// Medians and spreads of kernels that take turns, so that a slow moment of the machine hits all alike; `run`
+/// runs one of them so many times and gives the mean.
+fn points<const KERNELS: usize>(
+    batch: usize,
+    effort: &Effort,
+    times_max: usize,
+    mut run: impl FnMut(usize, usize) -> f64,
+) -> [Point; KERNELS] {
+    let started = Instant::now();
+    let time = effort.point * KERNELS as u32;
+    let times: [usize; KERNELS] = std::array::from_fn(|kernel| {
+        let first = run(kernel, 1).max(1e-9);
+        ((SAMPLE.as_secs_f64() / first).ceil() as usize).clamp(1, times_max)
+    });
+    let mut samples: [Vec<f64>; KERNELS] = std::array::from_fn(|_| Vec::new());
+    let mut turns = 0;
+    let (least, most) = effort.turns.clone().into_inner();
+    let goes_on = |turns: usize| {
+        let elapsed = started.elapsed();
+        turns == 0 || elapsed < time || (turns < least && elapsed < 4 * time)
+    };
+    while turns < most && goes_on(turns) {
+        turns += 1;
+        for (kernel, samples) in samples.iter_mut().enumerate() {
+            samples.push(run(kernel, times[kernel]));
+        }
+    }
+    samples.map(|mut samples| {
+        samples.sort_by(f64::total_cmp);
+        let at = |part: f64| samples[((samples.len() - 1) as f64 * part).round() as usize];
+        Point { batch, seconds: at(0.5), spread: (at(0.75) - at(0.25)) / 2.0 }
+    })
+}
+
+/// Milliseconds of one layer, a line for each batch.
+fn print(profile: &Profile) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let from = &profile.provenance;
+    writeln!(
+        out,
+        "{}: {}, {}, {}; milliseconds of one layer (classifier: of all), median ± spread",
+        profile.shape.model,
+        from.machine,
+        from.instruction_set,
+        units::counted(from.threads as u64, "thread"),
+    )?;
+    write!(out, "{:>5}", "rows")?;
+    for name in ["pre", "post", "fused", "greedy", "logits"] {
+        write!(out, " {name:>15}")?;
+    }
+    for curve in &profile.attention {
+        write!(out, " {:>15}", format!("attend {}", curve.context))?;
+    }
+    writeln!(out)?;
+    for (index, point) in profile.pre.iter().enumerate() {
+        write!(out, "{:>5}", point.batch)?;
+        let stages =
+            [&profile.pre, &profile.post, &profile.fused, &profile.classify, &profile.logits];
+        let attention = profile.attention.iter().map(|curve| &curve.points);
+        for curve in stages.into_iter().chain(attention) {
+            let cell = curve.get(index).map_or(String::new(), |point| {
+                format!("{:.3} ± {:.3}", point.seconds * 1e3, point.spread * 1e3)
+            });
+            write!(out, " {cell:>15}")?;
+        }
+        writeln!(out)?;
+    }
+    let around = &profile.overheads;
+    let microseconds = |seconds: f64| seconds * 1e6;
+    writeln!(
+        out,
+        "around the kernels: {:.1} µs a step, {:.2} µs a row; {:.1} µs a message and end, {:.2} µs a KiB, {:.1} µs to wake, {:.1} µs on a crowded core",
+        microseconds(around.step),
+        microseconds(around.row),
+        microseconds(around.message),
+        microseconds(around.byte) * 1024.0,
+        microseconds(around.wake),
+        microseconds(around.crowded),
+    )?;
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! Workloads as the command line names them: a CSV of lengths, a job's own input, or so many alike.
+
+use crate::args::EngineArgs;
+use crate::setup;
+use anyhow::{Context, bail};
+use glinthawk_plan::Workload;
+use std::path::Path;
+
+/// Tokens a completion is taken to have where its request does not say.
+const OUTPUT_DEFAULT: usize = 256;
+
+/// Reads the workload that the options name, if they name one.
+pub fn read(
+    file: Option<&Path>,
+    alike: Option<&str>,
+    model: &str,
+) -> anyhow::Result<Option<Workload>> {
+    match (file, alike) {
+        (Some(path), _) => Ok(Some(read_file(path, model)?)),
+        (None, Some(text)) => Ok(Some(parse_alike(text)?)),
+        (None, None) => Ok(None),
+    }
+}
+
+/// A CSV of `prompt_tokens,output_tokens`, or a job's input, by the file's ending.
+pub fn read_file(path: &Path, model: &str) -> anyhow::Result<Workload> {
+    if path.extension().is_none_or(|extension| extension != "jsonl") {
+        return Ok(Workload::read_csv(path)?);
+    }
+    let opened = setup::open(&EngineArgs::of(model, None, None))?;
+    Ok(Workload::read_jsonl(path, OUTPUT_DEFAULT, |text| {
+        opened.served.tokenizer.encode(text).len()
+    })?)
+}
+
+/// Parses `COUNTxINPUT+OUTPUT`, such as `1000x128+256`.
+fn parse_alike(text: &str) -> anyhow::Result<Workload> {
+    let parts = text.split_once('x').and_then(|(count, lengths)| {
+        let (input, output) = lengths.split_once('+')?;
+        Some((count.parse().ok()?, input.parse().ok()?, output.parse().ok()?))
+    });
+    let (count, input, output): (usize, usize, usize) =
+        parts.with_context(|| format!("--prompts {text}: not like 1000x128+256"))?;
+    if count == 0 || count > 10_000_000 {
+        bail!("--prompts {text}: 1 to 10000000 prompts");
+    }
+    Ok(Workload::uniform(input, output, count)?)
+}

@@ -1,0 +1,538 @@
+//! The driver: the real dispatcher and nodes over forecast kernels, links and cores.
+
+use super::cores::Core;
+use super::{Deployment, Forecast, Place};
+use crate::calculus::Traffic;
+use crate::heap::{Heap, time_key, time_of};
+use crate::trace::{Span, Trace};
+use crate::workload::Length;
+use glinthawk_protocol::{
+    Attend, Attended, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Generated,
+    Home, Launch, Merge, Prompt, PromptId, Sampling, ShardId, Stage, Tier1Action, Tier1Event,
+    Tier1Node, Tier1Work, Tier2Node,
+};
+use std::collections::HashMap;
+
+/// Bytes of a message before its rows.
+const HEADER_BYTES: f64 = 64.0;
+/// Bytes of a row's entry in a message's table.
+const ROW_ENTRY_BYTES: f64 = 12.0;
+/// Events after which the rest of a job is taken to go on at the same pace.
+const EVENTS_MAX: u64 = 3_000_000;
+
+enum Message {
+    Launch { slice: usize, launch: Launch },
+    Attend { slice: usize, attend: Attend },
+    Attended { slice: usize, attended: Attended },
+    Home(Home),
+}
+
+/// What follows a task of a core.
+#[derive(Clone, Copy)]
+enum After {
+    /// A message was put on its link.
+    Sent(usize),
+    /// A message was received.
+    Received(usize),
+    /// A process finished what it computed.
+    Computed(usize),
+}
+
+#[derive(Clone, Copy)]
+enum Event {
+    /// A core's next task ends, unless something came in between.
+    Core { core: usize, version: u64 },
+    /// A message has crossed its link.
+    Arrived(usize),
+    /// A message that arrived has its receiver's core.
+    Admitted(usize),
+}
+
+/// A message under way.
+struct Parcel {
+    message: Message,
+    bytes: f64,
+    /// Whether it crosses from tier to tier.
+    between_tiers: bool,
+    to_core: usize,
+    /// One direction between two nodes.
+    link: (usize, usize),
+}
+
+enum Work {
+    Tier1(usize, Tier1Work),
+    Tier2(usize, Attend),
+}
+
+/// A process: it computes one thing at a time.
+struct Process {
+    core: usize,
+    work: Option<(Work, f64)>,
+}
+
+pub(super) struct Machine<'a> {
+    deployment: &'a Deployment,
+    now: f64,
+    sequence: u64,
+    events: Heap<Event>,
+    parcels: Vec<Option<Parcel>>,
+    parcels_free: Vec<usize>,
+    links: HashMap<(usize, usize), f64>,
+    cores: Vec<Core<After>>,
+    processes: Vec<Process>,
+    dispatcher: Dispatcher,
+    tier1: Vec<Tier1Node>,
+    /// (slice, lane), row-major
+    tier2: Vec<Tier2Node>,
+    lengths: std::iter::Enumerate<std::slice::Iter<'a, Length>>,
+    /// Seconds of one layer's attention of each shard in the air.
+    attention: HashMap<ShardId, f64>,
+    launched: HashMap<ShardId, f64>,
+    /// When each shard became ready where it is.
+    ready: HashMap<(ShardId, bool), f64>,
+    forecast: Forecast,
+    trace: Option<&'a mut Trace>,
+}
+
+impl<'a> Machine<'a> {
+    pub fn new(
+        deployment: &'a Deployment,
+        lengths: &'a [Length],
+        trace: Option<&'a mut Trace>,
+    ) -> Self {
+        let slices = deployment.slices.len();
+        let lanes = deployment.lanes();
+        let processes = match deployment.place {
+            Place::OneProcess => 1,
+            _ => slices * (1 + deployment.tier2),
+        };
+        let cores = match deployment.place {
+            Place::OneProcess => 1,
+            Place::SharedCores(cores) => cores.min(processes),
+            // One more for the dispatcher.
+            Place::OwnMachines => processes + 1,
+        };
+        let merge = if deployment.whole_flights { Merge::WholeFlights } else { Merge::Ready };
+        let rows_max = deployment.batch as usize * lanes;
+        let slots = deployment.flights * deployment.batch;
+        Self {
+            deployment,
+            now: 0.0,
+            sequence: 0,
+            events: Heap::default(),
+            parcels: Vec::new(),
+            parcels_free: Vec::new(),
+            links: HashMap::new(),
+            cores: vec![Core::new(); cores],
+            processes: (0..processes)
+                .map(|index| Process { core: index % cores, work: None })
+                .collect(),
+            dispatcher: Dispatcher::new(DispatcherConfig {
+                flights: deployment.flights,
+                rows_per_lane: deployment.batch,
+                chunk: deployment.chunk,
+                lane_pages: vec![deployment.lane_pages; lanes],
+                context_max: deployment.context_max,
+                oversubscription: 3.0,
+                merge,
+            }),
+            tier1: deployment
+                .slices
+                .iter()
+                .map(|&layers| Tier1Node::new(layers as u32, rows_max, merge))
+                .collect(),
+            tier2: (0..slices * lanes)
+                .map(|_| Tier2Node::new(slots, deployment.lane_pages))
+                .collect(),
+            lengths: lengths.iter().enumerate(),
+            attention: HashMap::new(),
+            launched: HashMap::new(),
+            ready: HashMap::new(),
+            forecast: Forecast::new(slices, slices * lanes),
+            trace,
+        }
+    }
+
+    /// Runs all prompts, or as many as a forecast has time for.
+    pub fn run(mut self) -> Forecast {
+        self.feed();
+        let mut handled = 0;
+        while let Some((key, event)) = self.events.pop() {
+            self.now = time_of(key);
+            handled += 1;
+            match event {
+                Event::Core { core, version } if self.cores[core].version == version => {
+                    let after = self.cores[core].end(self.now);
+                    self.after(after);
+                    self.foresee(core);
+                }
+                Event::Core { .. } => {}
+                Event::Arrived(parcel) => self.arrived(parcel),
+                Event::Admitted(parcel) => self.admitted(parcel),
+            }
+            if handled == EVENTS_MAX {
+                break;
+            }
+        }
+        let stats = self.dispatcher.stats();
+        self.forecast.rows_done = stats.rows_computed - stats.rows_recomputed;
+        self.forecast.preemptions = stats.preemptions;
+        self.forecast.seconds = self.now;
+        self.forecast.events = handled;
+        self.forecast
+    }
+
+    fn schedule(&mut self, at: f64, event: Event) {
+        self.sequence += 1;
+        self.events.push(time_key(at, self.sequence), event);
+    }
+
+    /// Schedules the end of a core's next task.
+    fn foresee(&mut self, core: usize) {
+        if let Some(at) = self.cores[core].next_end() {
+            let version = self.cores[core].version;
+            self.schedule(at, Event::Core { core, version });
+        }
+    }
+
+    fn urgent(&mut self, core: usize, seconds: f64, after: After) {
+        self.cores[core].add_urgent(self.now, seconds, after);
+        self.foresee(core);
+    }
+
+    fn after(&mut self, after: After) {
+        match after {
+            After::Sent(parcel) => self.sent(parcel),
+            After::Received(parcel) => {
+                let parcel = self.parcels[parcel].take().map(|held| (parcel, held));
+                let (index, held) = parcel.expect("a parcel is received once");
+                self.parcels_free.push(index);
+                self.handle(held.message);
+            }
+            After::Computed(process) => self.computed(process),
+        }
+    }
+
+    /// The core that the dispatcher finds: it is pinned to none.
+    fn dispatcher_core(&self) -> usize {
+        if self.deployment.place == Place::OwnMachines {
+            return self.cores.len() - 1;
+        }
+        let least = (0..self.cores.len()).min_by_key(|&core| self.cores[core].load());
+        least.expect("there is a core")
+    }
+
+    /// The process of an attention worker.
+    fn tier2_process(&self, slice: usize, lane: usize) -> usize {
+        let local = usize::from(self.deployment.local_lane);
+        match self.deployment.place {
+            Place::OneProcess => 0,
+            _ if lane < local => slice,
+            _ => self.tier1.len() + slice * self.deployment.tier2 + lane - local,
+        }
+    }
+
+    fn tier1_process(&self, slice: usize) -> usize {
+        if self.deployment.place == Place::OneProcess { 0 } else { slice }
+    }
+
+    /// Sends a message; one within a process is there at once.
+    fn send(&mut self, from: Option<usize>, to: Option<usize>, rows: usize, message: Message) {
+        if from == to || self.deployment.place == Place::OneProcess {
+            return match message {
+                // The dispatcher's own work takes time here too.
+                Message::Home(_) => {
+                    let work = self.dispatching(rows);
+                    let parcel = self.parcel(Parcel {
+                        message,
+                        bytes: 0.0,
+                        between_tiers: false,
+                        to_core: 0,
+                        link: (0, 0),
+                    });
+                    self.urgent(0, work, After::Received(parcel));
+                }
+                message => self.handle(message),
+            };
+        }
+        let shape = &self.deployment.shape;
+        let traffic = Traffic::ResidualHome;
+        let (payload, between_tiers) = match &message {
+            Message::Attend { .. } => (traffic.out_bytes(shape), true),
+            Message::Attended { .. } => (traffic.back_bytes(shape), true),
+            Message::Launch { slice, .. } if *slice > 0 => (traffic.hop_bytes(shape), false),
+            Message::Launch { .. } | Message::Home(_) => (0.0, false),
+        };
+        let bytes = HEADER_BYTES + rows as f64 * (ROW_ENTRY_BYTES + payload);
+        match &message {
+            Message::Attended { .. } => self.forecast.tier2_bytes += bytes,
+            _ if from.is_some() => self.forecast.tier1_bytes += bytes,
+            _ => {}
+        }
+        let core_of = |machine: &Self, process: Option<usize>| match process {
+            Some(process) => machine.processes[process].core,
+            None => machine.dispatcher_core(),
+        };
+        let (from_core, to_core) = (core_of(self, from), core_of(self, to));
+        let end = |process: Option<usize>| process.map_or(usize::MAX, |process| process);
+        let link = (end(from), end(to));
+        let overheads = self.deployment.tier1.overheads();
+        let seconds = overheads.message + overheads.byte * bytes;
+        let parcel = self.parcel(Parcel { message, bytes, between_tiers, to_core, link });
+        self.urgent(from_core, seconds, After::Sent(parcel));
+    }
+
+    fn dispatching(&self, rows: usize) -> f64 {
+        let overheads = self.deployment.tier1.overheads();
+        overheads.step + overheads.row * rows as f64
+    }
+
+    fn parcel(&mut self, parcel: Parcel) -> usize {
+        let index = self.parcels_free.pop().unwrap_or(self.parcels.len());
+        if index == self.parcels.len() {
+            self.parcels.push(None);
+        }
+        self.parcels[index] = Some(parcel);
+        index
+    }
+
+    fn sent(&mut self, index: usize) {
+        let parcel = self.parcels[index].as_ref().expect("a parcel under way");
+        let mut at = self.now;
+        if parcel.between_tiers {
+            let free = self.links.entry(parcel.link).or_default();
+            *free = free.max(self.now) + parcel.bytes / self.deployment.bandwidth;
+            at = *free + self.deployment.delay;
+        }
+        self.schedule(at, Event::Arrived(index));
+    }
+
+    fn arrived(&mut self, index: usize) {
+        let parcel = self.parcels[index].as_ref().expect("a parcel under way");
+        let (core, receiver) = (parcel.to_core, parcel.link.1);
+        let others = self.processes.iter().enumerate().any(|(index, process)| {
+            process.core == core && index != receiver && process.work.is_some()
+        });
+        if others {
+            let crowded = self.deployment.tier1.overheads().crowded;
+            self.schedule(self.now + crowded, Event::Admitted(index));
+        } else {
+            self.admitted(index);
+        }
+    }
+
+    fn admitted(&mut self, index: usize) {
+        let parcel = self.parcels[index].as_ref().expect("a parcel under way");
+        let overheads = self.deployment.tier1.overheads();
+        let mut seconds = overheads.message + overheads.byte * parcel.bytes;
+        let core = parcel.to_core;
+        if let Message::Home(home) = &parcel.message {
+            seconds += self.dispatching(home.tokens.len());
+        }
+        if self.cores[core].load() == 0 {
+            seconds += overheads.wake;
+        }
+        self.urgent(core, seconds, After::Received(index));
+    }
+
+    fn handle(&mut self, message: Message) {
+        match message {
+            Message::Launch { slice, launch } => {
+                self.ready.insert((launch.shard, false), self.now);
+                self.tier1[slice].on(Tier1Event::Arrive(launch), &mut Vec::new());
+                self.start(self.tier1_process(slice));
+            }
+            Message::Attend { slice, attend } => {
+                let lane = attend.shard.lane as usize;
+                self.ready.insert((attend.shard, true), self.now);
+                let worker = slice * self.deployment.lanes() + lane;
+                self.tier2[worker].take(attend).expect("the dispatcher counts pages and slots");
+                self.start(self.tier2_process(slice, lane));
+            }
+            Message::Attended { slice, attended } => {
+                self.ready.insert((attended.shard, false), self.now);
+                self.tier1[slice].on(Tier1Event::Attended(attended), &mut Vec::new());
+                self.start(self.tier1_process(slice));
+            }
+            Message::Home(home) => {
+                if let Some(launched) = self.launched.remove(&home.shard) {
+                    self.forecast.steps += 1;
+                    self.forecast.step_seconds += self.now - launched;
+                }
+                self.dispatch(DispatcherEvent::Home(home));
+                self.feed();
+            }
+        }
+    }
+
+    /// Submits prompts while the dispatcher wants some.
+    fn feed(&mut self) {
+        while self.dispatcher.wants_prompts() {
+            let Some((index, length)) = self.lengths.next() else { return };
+            self.dispatch(DispatcherEvent::Submit(Prompt {
+                id: PromptId(index as u64),
+                tokens: vec![0; length.prompt],
+                tokens_max: length.output as u32,
+                stop_ids: Vec::new(),
+                sampling: Sampling::default(),
+                watched: false,
+            }));
+        }
+    }
+
+    fn dispatch(&mut self, event: DispatcherEvent) {
+        let mut actions = Vec::new();
+        self.dispatcher.on(event, (self.now * 1e9) as u64, &mut actions);
+        for action in actions {
+            // A prompt that is too long gets an error line and takes no time.
+            if let DispatcherAction::Launch(launch) = action {
+                self.attention.insert(launch.shard, self.attention_seconds(&launch));
+                self.launched.insert(launch.shard, self.now);
+                let rows = launch.rows.len();
+                let to = Some(self.tier1_process(0));
+                self.send(None, to, rows, Message::Launch { slice: 0, launch });
+            }
+        }
+    }
+
+    /// Seconds of one layer's attention: rows of one prompt stand together.
+    fn attention_seconds(&self, launch: &Launch) -> f64 {
+        let local = self.deployment.local_lane && launch.shard.lane == 0;
+        let kernels = if local { &self.deployment.tier1 } else { &self.deployment.tier2_kernels };
+        let (mut decoding, mut positions, mut seconds) = (0, 0.0, 0.0);
+        for rows in launch.rows.chunk_by(|one, other| one.slot == other.slot) {
+            let context = f64::from(rows[rows.len() - 1].position + 1);
+            if rows.len() == 1 {
+                (decoding, positions) = (decoding + 1, positions + context);
+            } else {
+                seconds += kernels.prefill(rows.len(), context);
+            }
+        }
+        seconds + kernels.attention(decoding, positions / f64::from(decoding.max(1) as u32))
+    }
+
+    /// Gives an idle process its next work.
+    fn start(&mut self, process: usize) {
+        if self.processes[process].work.is_some() {
+            return;
+        }
+        let Some((work, seconds)) = self.next_work(process) else { return };
+        self.processes[process].work = Some((work, self.now));
+        let core = self.processes[process].core;
+        self.cores[core].add_kernel(self.now, seconds, After::Computed(process));
+        self.foresee(core);
+    }
+
+    fn next_work(&mut self, process: usize) -> Option<(Work, f64)> {
+        let slices = self.tier1.len();
+        if self.deployment.place == Place::OneProcess {
+            // As the engine in one process goes about it: the last slice first, attention first.
+            return (0..slices).rev().find_map(|slice| {
+                let attends =
+                    (0..self.deployment.lanes()).find_map(|lane| self.tier2_work(slice, lane));
+                attends.or_else(|| self.tier1_work(slice))
+            });
+        }
+        if process < slices {
+            let own = self.tier1_work(process);
+            let local = self.deployment.local_lane;
+            return own.or_else(|| local.then(|| self.tier2_work(process, 0)).flatten());
+        }
+        let index = process - slices;
+        let local = usize::from(self.deployment.local_lane);
+        let (slice, lane) = (index / self.deployment.tier2, index % self.deployment.tier2 + local);
+        self.tier2_work(slice, lane)
+    }
+
+    fn tier1_work(&mut self, slice: usize) -> Option<(Work, f64)> {
+        let work = self.tier1[slice].start()?;
+        let node = &self.tier1[slice];
+        let rows: usize = work.shards.iter().map(|shard| node.rows(*shard).len()).sum();
+        let kernels = &self.deployment.tier1;
+        let seconds = match work.stage {
+            Stage::Enter => kernels.pre(rows),
+            Stage::Middle(_) => kernels.fused(rows),
+            Stage::Exit if slice + 1 < self.tier1.len() => kernels.post(rows),
+            Stage::Exit => {
+                let samples = work.shards.iter().map(|shard| node.samples(*shard).len()).sum();
+                let classify = match self.deployment.greedy {
+                    true => kernels.classify(samples),
+                    false => kernels.logits(samples),
+                };
+                kernels.post(rows) + classify
+            }
+        };
+        for shard in &work.shards {
+            let waited = self.now - self.ready.remove(&(*shard, false)).unwrap_or(self.now);
+            self.forecast.queueing_seconds += waited;
+        }
+        self.forecast.tier1_batches += 1;
+        self.forecast.tier1_rows += rows as u64;
+        Some((Work::Tier1(slice, work), seconds))
+    }
+
+    fn tier2_work(&mut self, slice: usize, lane: usize) -> Option<(Work, f64)> {
+        let attend = self.tier2[slice * self.deployment.lanes() + lane].start()?;
+        let waited = self.now - self.ready.remove(&(attend.shard, true)).unwrap_or(self.now);
+        self.forecast.queueing_seconds += waited;
+        let seconds = self.attention[&attend.shard];
+        Some((Work::Tier2(slice, attend), seconds))
+    }
+
+    fn computed(&mut self, process: usize) {
+        let (work, started) = self.processes[process].work.take().expect("it was computing");
+        let seconds = self.now - started;
+        match work {
+            Work::Tier1(slice, work) => {
+                self.forecast.tier1_seconds[slice] += seconds;
+                self.forecast.tier1_shard_seconds += seconds * work.shards.len() as f64;
+                self.record(Span::tier1(slice as u32), started, seconds, &work.shards[0]);
+                let mut actions = Vec::new();
+                self.tier1[slice].on(Tier1Event::Computed, &mut actions);
+                for action in actions {
+                    self.leave_tier1(slice, action);
+                }
+            }
+            Work::Tier2(slice, attend) => {
+                let lane = attend.shard.lane as usize;
+                let worker = slice * self.deployment.lanes() + lane;
+                self.forecast.tier2_seconds[worker] += seconds;
+                self.record(Span::tier2(worker as u32), started, seconds, &attend.shard);
+                let attended = self.tier2[worker].computed();
+                let rows = attend.rows.len();
+                let (from, to) = (self.tier2_process(slice, lane), self.tier1_process(slice));
+                let message = Message::Attended { slice, attended };
+                self.send(Some(from), Some(to), rows, message);
+            }
+        }
+        self.start(process);
+    }
+
+    fn leave_tier1(&mut self, slice: usize, action: Tier1Action) {
+        let from = Some(self.tier1_process(slice));
+        match action {
+            Tier1Action::Attend(attend) => {
+                let to = Some(self.tier2_process(slice, attend.shard.lane as usize));
+                let rows = attend.rows.len();
+                self.send(from, to, rows, Message::Attend { slice, attend });
+            }
+            Tier1Action::Leave(launch) if slice + 1 < self.tier1.len() => {
+                let to = Some(self.tier1_process(slice + 1));
+                let rows = launch.rows.len();
+                self.send(from, to, rows, Message::Launch { slice: slice + 1, launch });
+            }
+            Tier1Action::Leave(launch) => {
+                let token = Generated { token: 0, logprob: 0.0, alternatives: Vec::new() };
+                let tokens = vec![token; launch.samples.len()];
+                let home = Home { shard: launch.shard, epoch: launch.epoch, tokens };
+                self.send(from, None, launch.rows.len(), Message::Home(home));
+            }
+        }
+    }
+
+    fn record(&mut self, span: Span, started: f64, seconds: f64, shard: &ShardId) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(span, started, seconds, shard.flight, shard.lane);
+        }
+    }
+}

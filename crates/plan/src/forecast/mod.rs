@@ -1,0 +1,322 @@
+//! How long a job takes: the real dispatcher and nodes run it in virtual time over a profile's kernels, with its
+//! beginning, its prefill, its preemptions and its end, and with processes that share cores.
+//!
+//! The planner's simulator (`simulator.rs`) knows only the settled state and is fast enough to search with; this is
+//! for the one job that will be run.
+
+mod cores;
+mod machine;
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::kernels::Kernels;
+use crate::shape::Shape;
+use crate::trace::Trace;
+use crate::workload::{Length, Workload};
+use machine::Machine;
+
+/// Prompts for each seat that are run through; of a longer job, the rest follows at the pace of the last of them.
+const PROMPTS_PER_SEAT: usize = 4;
+
+/// What the nodes have to themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// All nodes are one process, messages are function calls.
+    OneProcess,
+    /// Every node is a process, pinned to one of so many cores of one machine in turn.
+    SharedCores(usize),
+    /// Every node has its own machine.
+    OwnMachines,
+}
+
+/// An engine and where it runs, as far as a forecast needs to know.
+#[derive(Clone, Debug)]
+pub struct Deployment {
+    /// The model.
+    pub shape: Shape,
+    /// Layers of each Tier-1 node.
+    pub slices: Vec<usize>,
+    /// Tier-2 nodes for each Tier-1 node.
+    pub tier2: usize,
+    /// Whether Tier-1 nodes attend too.
+    pub local_lane: bool,
+    /// Rows of a flight on each attention worker (B).
+    pub batch: u32,
+    /// Flights in the air.
+    pub flights: u32,
+    /// Prefill rows of one prompt in a step.
+    pub chunk: u32,
+    /// Positions a context may have.
+    pub context_max: u32,
+    /// Pages of each attention worker.
+    pub lane_pages: u32,
+    /// Whether Tier 1 waits for whole flights.
+    pub whole_flights: bool,
+    /// Whether tokens are the likeliest ones, else drawn.
+    pub greedy: bool,
+    /// Kernels of Tier 1, and of everything in one process.
+    pub tier1: Arc<Kernels>,
+    /// Kernels of Tier 2.
+    pub tier2_kernels: Arc<Kernels>,
+    /// Delay between the tiers, one way, in seconds.
+    pub delay: f64,
+    /// Bytes per second between a Tier-1 and a Tier-2 node, each direction; infinite where nothing limits it.
+    pub bandwidth: f64,
+    /// Who shares what.
+    pub place: Place,
+}
+
+impl Deployment {
+    /// Attention workers of each slice.
+    pub fn lanes(&self) -> usize {
+        self.tier2 + usize::from(self.local_lane)
+    }
+
+    fn seats(&self) -> usize {
+        self.batch as usize * self.flights as usize * self.lanes()
+    }
+}
+
+/// What a job is expected to do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Forecast {
+    /// From the first prompt to the last token.
+    pub seconds: f64,
+    /// Prompt and generated tokens.
+    pub tokens: f64,
+    /// Share of the job that was run through; the rest follows at its pace.
+    pub share_simulated: f64,
+    /// Steps of shards that were run through.
+    pub steps: u64,
+    /// Seconds of all these steps together.
+    pub step_seconds: f64,
+    /// Seconds that shards were in Tier 1's kernels.
+    pub tier1_shard_seconds: f64,
+    /// Seconds that shards waited for kernels.
+    pub queueing_seconds: f64,
+    /// Seconds that each Tier-1 node's kernels ran.
+    pub tier1_seconds: Vec<f64>,
+    /// Seconds that each attention worker's kernels ran, slice by slice.
+    pub tier2_seconds: Vec<f64>,
+    /// Batches of all Tier-1 nodes.
+    pub tier1_batches: u64,
+    /// Rows in them.
+    pub tier1_rows: u64,
+    /// Bytes that Tier-1 nodes send to other processes.
+    pub tier1_bytes: f64,
+    /// Bytes that Tier-2 nodes send.
+    pub tier2_bytes: f64,
+    /// Prompts whose context is dropped for want of pages and computed again.
+    pub preemptions: u64,
+    /// Seconds of the part that was run through.
+    pub simulated_seconds: f64,
+    rows_done: u64,
+    /// Events of the simulation.
+    pub events: u64,
+}
+
+impl Forecast {
+    fn new(tier1: usize, tier2: usize) -> Self {
+        Self { tier1_seconds: vec![0.0; tier1], tier2_seconds: vec![0.0; tier2], ..Self::default() }
+    }
+
+    /// Prompt and generated tokens per second.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens / self.seconds
+    }
+
+    /// The forecast as text for a terminal.
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        let mut say = |name: &str, value: String| {
+            writeln!(text, "{name:<22}{value}").expect("writing to a string does not fail");
+        };
+        say("the job", format!("{:.2} s, {:.1} tokens/s", self.seconds, self.tokens_per_second()));
+        let steps = self.steps.max(1) as f64;
+        let tier2: f64 = self.tier2_seconds.iter().sum();
+        let network = self.step_seconds - self.tier1_shard_seconds - tier2 - self.queueing_seconds;
+        let parts = [
+            ("  a step", self.step_seconds),
+            ("    Tier-1 compute", self.tier1_shard_seconds),
+            ("    Tier-2 compute", tier2),
+            ("    queueing", self.queueing_seconds),
+            ("    network", network.max(0.0)),
+        ];
+        for (name, seconds) in parts {
+            say(name, format!("{:9.2} ms", seconds / steps * 1e3));
+        }
+        let share = |seconds: &f64| format!("{:.1}%", 100.0 * seconds / self.simulated_seconds);
+        let shares = |all: &[f64]| all.iter().map(share).collect::<Vec<_>>().join(" ");
+        say("  Tier-1 busy", shares(&self.tier1_seconds));
+        say("  attention busy", shares(&self.tier2_seconds));
+        let rows = self.tier1_rows as f64 / self.tier1_batches.max(1) as f64;
+        say("  Tier-1 batch", format!("{rows:.1} rows on average"));
+        let rate = |bytes: f64| bytes * 8.0 / self.simulated_seconds / 1e9;
+        say(
+            "  traffic",
+            format!(
+                "{:.3} Gbps from Tier 1, {:.3} Gbps from Tier 2",
+                rate(self.tier1_bytes),
+                rate(self.tier2_bytes)
+            ),
+        );
+        say("  preemptions", self.preemptions.to_string());
+        text
+    }
+}
+
+/// What `workload` will take on `deployment`; `trace` collects who is busy when.
+pub fn forecast(
+    deployment: &Deployment,
+    workload: &Workload,
+    trace: Option<&mut Trace>,
+) -> Forecast {
+    let lengths = workload.lengths();
+    let enough = PROMPTS_PER_SEAT * deployment.seats().max(16);
+    let tokens = workload.rows() + lengths.len() as f64;
+    let (mut forecast, rows) = if lengths.len() <= 2 * enough {
+        (Machine::new(deployment, lengths, trace).run(), workload.rows())
+    } else {
+        // Two jobs of the same mixture, one twice as long: what the second half takes, every further one takes.
+        let (short, long) = (sample(lengths, enough), sample(lengths, 2 * enough));
+        let rows =
+            |lengths: &[Length]| lengths.iter().map(|length| length.rows() as f64).sum::<f64>();
+        let (short_rows, long_rows) = (rows(&short), rows(&long));
+        let short = Machine::new(deployment, &short, None).run();
+        let mut long = Machine::new(deployment, &long, trace).run();
+        long.simulated_seconds = long.seconds;
+        let cut = |forecast: &Forecast, rows: f64| (forecast.rows_done as f64) < rows;
+        if !cut(&short, short_rows) && !cut(&long, long_rows) {
+            let pace = (long.seconds - short.seconds) / (long_rows - short_rows);
+            long.seconds += pace * (workload.rows() - long_rows);
+            long.share_simulated = long_rows / workload.rows();
+            long.tokens = tokens;
+            return long;
+        }
+        (long, workload.rows())
+    };
+    // A job that was cut off goes on at its own pace.
+    forecast.simulated_seconds = forecast.seconds;
+    forecast.share_simulated = (forecast.rows_done as f64 / rows).min(1.0);
+    if forecast.share_simulated > 0.0 {
+        forecast.seconds /= forecast.share_simulated;
+    }
+    forecast.tokens = tokens;
+    forecast
+}
+
+/// `count` of the lengths, evenly from all over the job.
+fn sample(lengths: &[Length], count: usize) -> Vec<Length> {
+    (0..count).map(|index| lengths[index * lengths.len() / count]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::tests::linear;
+
+    fn deployment(tier2: usize, place: Place) -> Deployment {
+        let mut shape = Shape::llama2_70b();
+        shape.layers = 4;
+        let kernels = Arc::new(Kernels::Measured(Box::new(linear(1e-3, 1e-5))));
+        Deployment {
+            shape,
+            slices: vec![4],
+            tier2,
+            local_lane: tier2 == 0,
+            batch: 8,
+            flights: 1,
+            chunk: 64,
+            context_max: 512,
+            lane_pages: 8 * 32,
+            whole_flights: false,
+            greedy: true,
+            tier1: Arc::clone(&kernels),
+            tier2_kernels: kernels,
+            delay: 0.0,
+            bandwidth: f64::INFINITY,
+            place,
+        }
+    }
+
+    fn seconds(deployment: &Deployment, prompts: usize, prompt: usize, output: usize) -> f64 {
+        let workload = Workload::uniform(prompt, output, prompts).expect("valid");
+        forecast(deployment, &workload, None).seconds
+    }
+
+    #[test]
+    fn one_prompt_takes_the_sum_of_its_kernels() {
+        let deployment = deployment(0, Place::OneProcess);
+        let kernels = &deployment.tier1;
+        let step = |rows: usize, attention: f64| {
+            kernels.pre(rows)
+                + 3.0 * kernels.fused(rows)
+                + kernels.post(rows)
+                + kernels.classify(1)
+                + 4.0 * attention
+        };
+        let expected = step(6, kernels.prefill(6, 6.0))
+            + (7..9).map(|context| step(1, kernels.attention(1, f64::from(context)))).sum::<f64>();
+        let got = seconds(&deployment, 1, 6, 3);
+        assert!((got / expected - 1.0).abs() < 1e-9, "{got} against {expected}");
+    }
+
+    #[test]
+    fn delay_adds_two_ways_for_each_layer_and_step() {
+        let near = deployment(1, Place::OwnMachines);
+        let far = Deployment { delay: 0.01, ..near.clone() };
+        // One token in and five out: five steps of four layers.
+        let added = seconds(&far, 1, 1, 5) - seconds(&near, 1, 1, 5);
+        assert!((added - 5.0 * 4.0 * 0.02).abs() < 1e-9, "{added}");
+    }
+
+    #[test]
+    fn bandwidth_is_shared_by_the_rows_of_a_shard() {
+        let wide = deployment(1, Place::OwnMachines);
+        let narrow = Deployment { bandwidth: 1e6, ..wide.clone() };
+        let added = seconds(&narrow, 1, 1, 2) - seconds(&wide, 1, 1, 2);
+        let shape = &wide.shape;
+        let traffic = crate::Traffic::ResidualHome;
+        let bytes = traffic.out_bytes(shape) + traffic.back_bytes(shape) + 2.0 * 76.0;
+        assert!((added - 2.0 * 4.0 * bytes / 1e6).abs() < 1e-9, "{added}");
+    }
+
+    #[test]
+    fn processes_on_one_core_take_turns() {
+        let apart = Deployment { flights: 4, ..deployment(1, Place::SharedCores(2)) };
+        let together = Deployment { place: Place::SharedCores(1), ..apart.clone() };
+        let workload = Workload::uniform(300, 40, 64).expect("valid");
+        let (apart, together) =
+            (forecast(&apart, &workload, None), forecast(&together, &workload, None));
+        let work = |forecast: &Forecast| forecast.seconds;
+        assert!(work(&together) > 1.3 * work(&apart), "{} {}", together.seconds, apart.seconds);
+        // Nothing is idle on one core but for the network, which costs nothing here.
+        let busy = forecast_work(&apart);
+        assert!((together.seconds / busy - 1.0).abs() < 0.2, "{} {busy}", together.seconds);
+    }
+
+    fn forecast_work(forecast: &Forecast) -> f64 {
+        forecast.tier1_seconds.iter().chain(&forecast.tier2_seconds).sum()
+    }
+
+    #[test]
+    fn a_long_job_goes_on_at_the_pace_of_a_shorter_one() {
+        let deployment = deployment(0, Place::OneProcess);
+        let (some, many) = (seconds(&deployment, 100, 10, 20), seconds(&deployment, 1000, 10, 20));
+        assert!((many / some / 10.0 - 1.0).abs() < 0.03, "{many} {some}");
+    }
+
+    #[test]
+    fn scarce_pages_cost_time() {
+        let roomy = deployment(0, Place::OneProcess);
+        let scarce = Deployment { lane_pages: 40, ..roomy.clone() };
+        let workload = Workload::uniform(100, 200, 32).expect("valid");
+        let (roomy, scarce) =
+            (forecast(&roomy, &workload, None), forecast(&scarce, &workload, None));
+        assert_eq!(roomy.preemptions, 0);
+        assert!(scarce.seconds > 1.2 * roomy.seconds);
+    }
+}
