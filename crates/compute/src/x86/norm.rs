@@ -66,8 +66,9 @@ pub(super) fn copy_row(values: &[bf16], into: &RowsMut<'_>, row: usize) {
     for (index, chunk) in values.chunks_exact(LANES).enumerate() {
         // SAFETY: inside the row, whose place the caller owns.
         unsafe {
-            std::ptr::copy_nonoverlapping(chunk.as_ptr(), into.at(row, index * LANES), LANES)
-        };
+            let chunk = chunk.as_ptr().cast::<[bf16; LANES]>().read_unaligned();
+            into.at(row, index * LANES).cast::<[bf16; LANES]>().write(chunk);
+        }
     }
     if !values.len().is_multiple_of(STEP) {
         // SAFETY: the padding of the last step.
