@@ -1,6 +1,7 @@
 """The job on llama.cpp, through the plain C interface of llama-cpp-python: run_llama.py MODEL.gguf."""
 
 import ctypes
+import os
 import sys
 
 import job
@@ -10,9 +11,11 @@ import numpy
 BATCH = 2048  # tokens handed over at once; llama.cpp cuts them as it likes
 
 
-def main():
-    llama.llama_backend_init()
-    model = llama.llama_model_load_from_file(job.MODEL.encode(), llama.llama_model_default_params())
+def load(repacked):
+    """Returns the job's `generate`; weights may be repacked for the matrix unit."""
+    model_parameters = llama.llama_model_default_params()
+    model_parameters.use_extra_bufts = repacked
+    model = llama.llama_model_load_from_file(job.MODEL.encode(), model_parameters)
     parameters = llama.llama_context_default_params()
     parameters.n_ctx = job.PROMPTS * (job.INPUT + job.OUTPUT)
     parameters.n_batch = BATCH
@@ -58,7 +61,20 @@ def main():
                 tokens.append(token)
         return generated
 
-    job.measure(generate)
+    return generate
 
 
-main()
+def survives_repacking():
+    """Whether a process lives through one prompt that way: some builds die of an illegal instruction in it."""
+    child = os.fork()
+    if child == 0:
+        load(repacked=True)(job.prompts(0)[:1], 2)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+llama.llama_backend_init()
+repacked = survives_repacking()
+if not repacked:
+    print("note: without repacked weights (and so without AMX), for with them it crashed")
+job.measure(load(repacked))
