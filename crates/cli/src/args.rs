@@ -79,6 +79,11 @@ pub struct RunArgs {
     /// Write statistics of the run to this file, as JSON
     #[arg(long, value_name = "FILE.json")]
     pub stats: Option<PathBuf>,
+    /// Take model, topology, batch, flights, chunk and context sizes from a plan written by `plan`
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = [
+        "model", "batch", "flights", "chunk", "context_memory", "max_context", "tier1", "tier2", "hybrid",
+    ])]
+    pub plan: Option<PathBuf>,
     /// The engine's options
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -88,7 +93,7 @@ pub struct RunArgs {
 }
 
 /// Options that spread the engine over processes and machines.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(next_help_heading = "Two tiers")]
 pub struct ClusterArgs {
     /// Tier-1 nodes: processes that hold a slice of the weights each
@@ -120,6 +125,13 @@ pub struct ClusterArgs {
     pub trace: Option<PathBuf>,
 }
 
+impl ClusterArgs {
+    /// Whether nothing asks for more than this process.
+    pub fn is_one_process(&self) -> bool {
+        self.tier1.is_none() && self.tier2.is_none() && self.listen.is_none()
+    }
+}
+
 /// When Tier 1 computes.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum MergeArg {
@@ -138,8 +150,9 @@ pub struct PlanArgs {
     /// The model's shape: one of dummy:SHAPE, or any other model on this machine
     #[arg(long, short)]
     pub model: String,
-    /// Lengths of the job's prompts and completions: a CSV of prompt_tokens,output_tokens
-    #[arg(long, value_name = "FILE.csv")]
+    /// Lengths of the job's prompts and completions: a CSV of prompt_tokens,output_tokens, or a file
+    /// of requests (.jsonl)
+    #[arg(long, value_name = "FILE")]
     pub workload: PathBuf,
     /// What to optimise: throughput, cost, or deadline (cheapest within --hours)
     #[arg(long, value_enum, default_value_t = ObjectiveArg::Throughput)]

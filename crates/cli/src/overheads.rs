@@ -8,33 +8,39 @@ use glinthawk_cluster::net::{BenchOptions, round_trip};
 use glinthawk_model::ModelConfig;
 use glinthawk_plan::profile::Overheads;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// Rows of the large batch.
 const ROWS: u32 = 256;
 /// Rows of the large message: more than the caches next to a core hold, as in a run.
 const MESSAGE_ROWS: u32 = 1024;
 /// Tokens that each prompt of an engine run says.
-const TOKENS: u32 = 6;
+const TOKENS: u32 = 40;
 
-/// Measures them with the engine that `engine` describes.
+/// A model whose kernels take no time: what is around them is the same for all.
+const MODEL: &str = "dummy:tiny";
+
+/// Measures them with so many kernel threads, for messages of a model's widths.
 pub fn measure(
-    engine: &EngineArgs,
+    threads: u32,
     config: &ModelConfig,
     round_trips: usize,
 ) -> anyhow::Result<Overheads> {
     let network = network(config, round_trips)?;
     // On a thread of its own, for an engine pins the thread that runs it.
     let (step_small, step_large) = std::thread::scope(|scope| {
-        scope.spawn(|| steps(engine, config.layers)).join().expect("an engine does not panic")
+        scope
+            .spawn(|| steps(&EngineArgs::of(MODEL, Some(threads), None)))
+            .join()
+            .expect("an engine does not panic")
     })?;
     let row = ((step_large - step_small) / f64::from(ROWS - 1)).max(0.0);
     Ok(Overheads { step: (step_small - row).max(0.0), row, ..network })
 }
 
 /// Seconds outside the kernels for a step of one row, and for one of many.
-fn steps(engine: &EngineArgs, layers: usize) -> anyhow::Result<(f64, f64)> {
+fn steps(engine: &EngineArgs) -> anyhow::Result<(f64, f64)> {
     let opened = setup::open(engine)?;
+    let layers = opened.model.config().layers;
     let mut measured = [0.0; 2];
     for (seconds, rows) in measured.iter_mut().zip([1, ROWS]) {
         let engine = EngineArgs { batch: rows, ..engine.clone() };
@@ -62,11 +68,13 @@ fn network(config: &ModelConfig, round_trips: usize) -> anyhow::Result<Overheads
     };
     let cores = glinthawk_cluster::allowed_cores();
     let (here, there) = (cores[0], cores[1 % cores.len()]);
-    let seconds = |duration: Duration| duration.as_secs_f64();
-    let small = seconds(round_trip(&options(1), [here, here])?);
-    let large = seconds(round_trip(&options(MESSAGE_ROWS), [here, here])?);
-    let apart = seconds(round_trip(&options(1), [here, there])?);
-    let crowded = seconds(beside_computation(there, || round_trip(&options(1), [here, there]))?);
+    let small = round_trip(&options(1), [here, here])?;
+    let large = round_trip(&options(MESSAGE_ROWS), [here, here])?;
+    let apart = round_trip(&options(1), [here, there])?.median.as_secs_f64();
+    let crowded = beside_computation(here, || round_trip(&options(1), [here, here]))?;
+    // Who has to wait for a core mostly does not, and then for long: the mean tells, not the median.
+    let crowded = (crowded.mean.as_secs_f64() - small.mean.as_secs_f64()) / 2.0;
+    let (small, large) = (small.median.as_secs_f64(), large.median.as_secs_f64());
     // A round trip is two messages with two ends each.
     let bytes =
         |rows: u32| (rows as usize * 2 * (config.qkv_width() + config.query_width())) as f64;
@@ -76,8 +84,7 @@ fn network(config: &ModelConfig, round_trips: usize) -> anyhow::Result<Overheads
         message,
         byte,
         wake: ((apart - small) / 2.0).max(0.0),
-        // The far end is woken twice: the thread that receives and the one that answers.
-        crowded: if here == there { 0.0 } else { ((crowded - apart) / 2.0).max(0.0) },
+        crowded: crowded.max(0.0),
         ..Overheads::default()
     })
 }

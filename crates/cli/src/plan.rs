@@ -1,10 +1,10 @@
 //! `plan` and `reproduce`: the planner's commands.
 
 use crate::args::{ObjectiveArg, PlanArgs};
-use crate::models;
+use crate::{models, workloads};
 use anyhow::Context;
 use glinthawk_plan::reproduce::Reproduction;
-use glinthawk_plan::{Cluster, Job, Objective, Settings, Shape, Space, Workload, propose};
+use glinthawk_plan::{Cluster, Job, Objective, Settings, Shape, Space, propose};
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,9 +12,10 @@ use std::process::ExitCode;
 /// Chooses a cluster's shape, says why, and writes the plan where asked.
 pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let model = models::resolve(&args.model)?.open()?;
-    let shape = Shape::of(model.name(), model.config());
+    // By the name it was asked for, under which `run --plan` will find it.
+    let shape = Shape::of(&args.model, model.config());
     let cluster = Cluster::read(&args.cluster, &shape)?;
-    let workload = Workload::read_csv(&args.workload)?;
+    let workload = workloads::read_file(&args.workload, &args.model)?;
     let objective = match args.objective {
         ObjectiveArg::Throughput => Objective::Throughput,
         ObjectiveArg::Cost => Objective::Cost,

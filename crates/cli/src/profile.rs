@@ -1,6 +1,6 @@
 //! `profile`: times the kernels here for a model's shape, and what the engine does around them.
 
-use crate::args::{EngineArgs, ProfileArgs};
+use crate::args::ProfileArgs;
 use crate::progress::{CountBar, LoadBar, say};
 use crate::{models, overheads, setup, units};
 use anyhow::Context;
@@ -13,7 +13,6 @@ use glinthawk_plan::profile::{
 };
 use glinthawk_plan::{Profile, Shape};
 use std::io::Write;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -24,23 +23,27 @@ const WEIGHT_BYTES: usize = 1 << 30;
 /// Kernels shorter than this are timed several at a time.
 const SAMPLE: Duration = Duration::from_millis(2);
 /// How many at a time at most, and where something else is done in between.
-const SAMPLES_TIMES_MAX: usize = 200;
+const TIMES_MAX: usize = 200;
 const INTERLEAVED_TIMES_MAX: usize = 4;
 
 /// How thorough a profile is.
 struct Effort {
     /// Batches, ascending.
     batches: Vec<usize>,
+    /// Batches of attention, which is nearly proportional to them.
+    attention_batches: Vec<usize>,
     /// Contexts that rows attend to, in positions, ascending.
     contexts: &'static [usize],
     /// Largest batch for which logits are timed; more rows take proportionally longer.
     logits_max: usize,
     /// Memory of the contexts that attention is timed on.
     context_bytes: usize,
-    /// Time for one point; a long kernel may take more.
-    point: Duration,
-    /// Samples of a point, at least where they are not too long, and at most.
-    turns: RangeInclusive<usize>,
+    /// Time for all batches of the kernels with weights together.
+    weights: Duration,
+    /// Time for all batches of attention at one context length.
+    attention: Duration,
+    /// Samples of each batch at least, whatever the time.
+    samples_min: usize,
     /// Round trips over the loopback.
     round_trips: usize,
 }
@@ -49,11 +52,13 @@ impl Effort {
     fn full() -> Self {
         Self {
             batches: batch_ladder(4096),
+            attention_batches: batch_ladder(4096),
             contexts: &[16, 64, 256, 1024, 4096, 16384],
             logits_max: 256,
             context_bytes: 1 << 30,
-            point: Duration::from_millis(800),
-            turns: 5..=41,
+            weights: Duration::from_secs(150),
+            attention: Duration::from_secs(12),
+            samples_min: 5,
             round_trips: 4000,
         }
     }
@@ -61,9 +66,11 @@ impl Effort {
     fn quick() -> Self {
         Self {
             batches: batch_ladder(1024),
+            attention_batches: batch_ladder(1024),
             context_bytes: 512 << 20,
-            point: Duration::from_millis(60),
-            turns: 3..=21,
+            weights: Duration::from_secs(15),
+            attention: Duration::from_millis(1500),
+            samples_min: 3,
             round_trips: 600,
             ..Self::full()
         }
@@ -71,12 +78,14 @@ impl Effort {
 
     fn brief() -> Self {
         Self {
-            batches: batch_ladder(512).into_iter().filter(|rows| rows.is_power_of_two()).collect(),
+            batches: batch_ladder(512),
+            attention_batches: vec![1, 4, 16, 64, 256],
             contexts: &[16, 128, 1024],
             logits_max: 64,
             context_bytes: 512 << 20,
-            point: Duration::from_millis(6),
-            turns: 2..=5,
+            weights: Duration::from_millis(1800),
+            attention: Duration::from_millis(150),
+            samples_min: 2,
             round_trips: 200,
         }
     }
@@ -97,7 +106,7 @@ pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         (false, true) => Effort::quick(),
         (false, false) => Effort::full(),
     };
-    let profile = measure(&model, args, isa, threads, &effort)?;
+    let profile = measure(&model, isa, threads, &effort)?;
     let path = match &args.output {
         Some(path) => path.clone(),
         None => cached(model.config(), &profile.provenance)?,
@@ -151,20 +160,13 @@ pub fn provenance(isa: Isa, threads: usize) -> Provenance {
     }
 }
 
-fn measure(
-    model: &Model,
-    args: &ProfileArgs,
-    isa: Isa,
-    count: usize,
-    effort: &Effort,
-) -> anyhow::Result<Profile> {
+fn measure(model: &Model, isa: Isa, count: usize, effort: &Effort) -> anyhow::Result<Profile> {
     let config = model.config();
     // On a thread of its own, for it is pinned, and what comes after it shall not be.
     let kernels = std::thread::scope(|scope| {
         scope.spawn(|| kernels(model, isa, count, effort)).join().expect("kernels do not panic")
     })?;
-    let engine = EngineArgs::of(&args.model, args.threads, args.isa);
-    let overheads = overheads::measure(&engine, config, effort.round_trips)?;
+    let overheads = overheads::measure(count as u32, config, effort.round_trips)?;
     let [pre, post, fused, classify, logits] = kernels.weights;
     Ok(Profile {
         version: PROFILE_VERSION,
@@ -209,23 +211,22 @@ fn kernels(model: &Model, isa: Isa, count: usize, effort: &Effort) -> anyhow::Re
     threads.pin_caller();
     let known = effort.contexts.iter().copied();
     let contexts: Vec<usize> = known.filter(|context| *context <= config.context_max).collect();
-    let bar = CountBar::new("profiling", (effort.batches.len() + contexts.len()) as u64);
-    let mut weights: [Curve; 5] = Default::default();
-    for &rows in &effort.batches {
-        let run = |kernel: usize, times: usize| match kernel {
-            0 => stages.stage(Stage::Pre, rows, times),
-            1 => stages.stage(Stage::Post, rows, times),
-            2 => stages.stage(Stage::Fused, rows, times),
-            _ => mean(times, || stages.classify_greedy(rows)),
-        };
-        let timed: [Point; 4] = points(rows, effort, SAMPLES_TIMES_MAX, run);
-        weights.iter_mut().zip(timed).for_each(|(curve, point)| curve.push(point));
-        if rows <= effort.logits_max {
-            let run = |_, times| mean(times, || stages.classify_sampled(rows));
-            weights[4].extend(points::<1>(rows, effort, SAMPLES_TIMES_MAX, run));
-        }
-        bar.advance();
-    }
+    let bar = CountBar::new("profiling", 2 + 2 * contexts.len() as u64);
+    let run = |rows: usize, kernel: usize, times: usize| match kernel {
+        0 => stages.stage(Stage::Pre, rows, times),
+        1 => stages.stage(Stage::Post, rows, times),
+        2 => stages.stage(Stage::Fused, rows, times),
+        _ => mean(times, || stages.classify_greedy(rows)),
+    };
+    let least = effort.samples_min;
+    let [pre, post, fused, classify] =
+        sweep(&effort.batches, effort.weights, least, TIMES_MAX, run);
+    bar.advance();
+    let run = |rows: usize, _, times| mean(times, || stages.classify_sampled(rows));
+    let few: Vec<usize> =
+        effort.batches.iter().copied().filter(|rows| *rows <= effort.logits_max).collect();
+    let [logits] = sweep(&few, effort.attention, least, TIMES_MAX, run);
+    bar.advance();
     let pages = AttentionBench::new(
         config,
         config.layers,
@@ -235,7 +236,7 @@ fn kernels(model: &Model, isa: Isa, count: usize, effort: &Effort) -> anyhow::Re
     )?;
     let (attention, prefill) = attention(stages, pages, &contexts, effort, &bar);
     bar.clear();
-    Ok(KernelCurves { weights, attention, prefill })
+    Ok(KernelCurves { weights: [pre, post, fused, classify, logits], attention, prefill })
 }
 
 /// Decoding and prefill, as far as their contexts fit into memory.
@@ -248,30 +249,27 @@ fn attention(
 ) -> (Vec<AttentionCurve>, Vec<AttentionCurve>) {
     let (mut decode, mut prefill) = (Vec::new(), Vec::new());
     for &context in contexts {
-        let mut curves = [Curve::new(), Curve::new()];
-        for &rows in &effort.batches {
-            let decodes = pages.holds(rows, context);
-            let prefills = rows <= context && pages.holds(1, context);
-            let mut attend = |prompts: usize, rows: usize| {
-                // In between, weights go through the caches, as they do in a run.
-                stages.stage(Stage::Fused, prompts * rows, 1);
-                pages.attend(prompts, rows, context)
+        for (prefills, curves) in [(false, &mut decode), (true, &mut prefill)] {
+            let split = |rows: usize| if prefills { (1, rows) } else { (rows, 1) };
+            let fits = |rows: &usize| {
+                let (prompts, rows) = split(*rows);
+                rows <= context && pages.holds(prompts, context)
             };
-            let mut timed = |prompts: usize, rows: usize, curve: &mut Curve| {
-                let run = |_, times| mean(times, || attend(prompts, rows));
-                curve.extend(points::<1>(prompts * rows, effort, INTERLEAVED_TIMES_MAX, run));
+            let batches: Vec<usize> =
+                effort.attention_batches.iter().copied().filter(fits).collect();
+            let run = |rows: usize, _, times| {
+                let (prompts, rows_each) = split(rows);
+                mean(times, || {
+                    // In between, weights go through the caches, as they do in a run.
+                    stages.stage(Stage::Fused, rows, 1);
+                    pages.attend(prompts, rows_each, context)
+                })
             };
-            if decodes {
-                timed(rows, 1, &mut curves[0]);
-            }
-            if prefills {
-                timed(1, rows, &mut curves[1]);
-            }
-        }
-        bar.advance();
-        for (curve, into) in curves.into_iter().zip([&mut decode, &mut prefill]) {
-            if !curve.is_empty() {
-                into.push(AttentionCurve { context, points: curve });
+            let [points] =
+                sweep(&batches, effort.attention, effort.samples_min, INTERLEAVED_TIMES_MAX, run);
+            bar.advance();
+            if !points.is_empty() {
+                curves.push(AttentionCurve { context, points });
             }
         }
     }
@@ -282,38 +280,41 @@ fn mean(times: usize, mut kernel: impl FnMut() -> f64) -> f64 {
     (0..times).map(|_| kernel()).sum::<f64>() / times as f64
 }
 
-/// Medians and spreads of kernels that take turns, so that a slow moment of the machine hits all alike; `run`
-/// runs one of them so many times and gives the mean.
-fn points<const KERNELS: usize>(
-    batch: usize,
-    effort: &Effort,
+/// Medians and spreads of kernels over batches. All of them take turns, again and again, so that a slow moment of
+/// the machine is one sample of each and not all samples of one. `run` runs one of them so many times and gives the
+/// mean.
+fn sweep<const KERNELS: usize>(
+    batches: &[usize],
+    time: Duration,
+    samples_min: usize,
     times_max: usize,
-    mut run: impl FnMut(usize, usize) -> f64,
-) -> [Point; KERNELS] {
+    mut run: impl FnMut(usize, usize, usize) -> f64,
+) -> [Curve; KERNELS] {
     let started = Instant::now();
-    let time = effort.point * KERNELS as u32;
-    let times: [usize; KERNELS] = std::array::from_fn(|kernel| {
-        let first = run(kernel, 1).max(1e-9);
-        ((SAMPLE.as_secs_f64() / first).ceil() as usize).clamp(1, times_max)
-    });
-    let mut samples: [Vec<f64>; KERNELS] = std::array::from_fn(|_| Vec::new());
+    let mut all: Vec<[Vec<f64>; KERNELS]> =
+        batches.iter().map(|_| std::array::from_fn(|_| Vec::new())).collect();
     let mut turns = 0;
-    let (least, most) = effort.turns.clone().into_inner();
-    let goes_on = |turns: usize| {
-        let elapsed = started.elapsed();
-        turns == 0 || elapsed < time || (turns < least && elapsed < 4 * time)
-    };
-    while turns < most && goes_on(turns) {
-        turns += 1;
-        for (kernel, samples) in samples.iter_mut().enumerate() {
-            samples.push(run(kernel, times[kernel]));
+    while turns < samples_min || started.elapsed() < time {
+        for (&rows, samples) in batches.iter().zip(&mut all) {
+            for (kernel, samples) in samples.iter_mut().enumerate() {
+                // Once for the caches, and to see how many fill a sample.
+                let first = run(rows, kernel, 1).max(1e-9);
+                let times = ((SAMPLE.as_secs_f64() / first).ceil() as usize).clamp(1, times_max);
+                samples.push(if times == 1 { first } else { run(rows, kernel, times) });
+            }
         }
+        turns += 1;
     }
-    samples.map(|mut samples| {
-        samples.sort_by(f64::total_cmp);
-        let at = |part: f64| samples[((samples.len() - 1) as f64 * part).round() as usize];
-        Point { batch, seconds: at(0.5), spread: (at(0.75) - at(0.25)) / 2.0 }
+    std::array::from_fn(|kernel| {
+        let samples = batches.iter().zip(&mut all);
+        samples.map(|(&batch, samples)| point(batch, &mut samples[kernel])).collect()
     })
+}
+
+fn point(batch: usize, samples: &mut [f64]) -> Point {
+    samples.sort_by(f64::total_cmp);
+    let at = |part: f64| samples[((samples.len() - 1) as f64 * part).round() as usize];
+    Point { batch, seconds: at(0.5), spread: (at(0.75) - at(0.25)) / 2.0 }
 }
 
 /// Milliseconds of one layer, a line for each batch.
@@ -336,13 +337,14 @@ fn print(profile: &Profile) -> anyhow::Result<()> {
         write!(out, " {:>15}", format!("attend {}", curve.context))?;
     }
     writeln!(out)?;
-    for (index, point) in profile.pre.iter().enumerate() {
+    for point in &profile.pre {
         write!(out, "{:>5}", point.batch)?;
         let stages =
             [&profile.pre, &profile.post, &profile.fused, &profile.classify, &profile.logits];
         let attention = profile.attention.iter().map(|curve| &curve.points);
         for curve in stages.into_iter().chain(attention) {
-            let cell = curve.get(index).map_or(String::new(), |point| {
+            let same = curve.iter().find(|other| other.batch == point.batch);
+            let cell = same.map_or(String::new(), |point| {
                 format!("{:.3} ± {:.3}", point.seconds * 1e3, point.spread * 1e3)
             });
             write!(out, " {cell:>15}")?;

@@ -1,11 +1,14 @@
 //! `run`: the main job.
 
 use crate::args::RunArgs;
+use crate::outlook::Outlook;
+use crate::planned::Planned;
 use crate::progress::{JobProgress, say};
 use crate::{EXIT_LINES_FAILED, interrupt, setup, units};
 use anyhow::Context;
 use glinthawk_cluster::{RunStats, run_job, write_trace};
 use glinthawk_jobs::{Input, Job, JobOptions, JobSummary, Output};
+use serde::Serialize;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -21,12 +24,25 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     // A job of hours must not end with statistics that cannot be written.
     let stats_file = Report::create(args.stats.as_deref())?;
     let trace_file = Report::create(args.cluster.trace.as_deref())?;
-    let opened = setup::open(&args.engine)?;
+    let planned = Planned::read(args.plan.as_deref())?;
+    let (engine_args, cluster_args) = match &planned {
+        Some(planned) => planned.options(args)?,
+        None => (args.engine.clone(), args.cluster.clone()),
+    };
+    let opened = setup::open(&engine_args)?;
+    if let Some(planned) = &planned {
+        planned.check_layers(opened.model.config().layers)?;
+    }
     let interrupted = interrupt::flag()?;
-    let mut cluster = setup::start(&args.engine, &args.cluster, &opened, &interrupted)?;
+    let outlook =
+        Outlook::of(&options.input, &opened, (&engine_args, &cluster_args), planned.as_ref());
+    let mut cluster = setup::start(&engine_args, &cluster_args, &opened, &interrupted)?;
     let engine = &mut cluster.engine;
     // Last, because it may empty the output: nothing is lost to a bad option.
     let mut job = Job::open(&options, Arc::clone(&opened.served))?;
+    if let Some(outlook) = &outlook {
+        outlook.announce();
+    }
     let mut progress = JobProgress::new(output == Output::Stdout);
     let outcome =
         run_job(engine, &mut job, &interrupted, &mut |engine, job| progress.show(engine, job));
@@ -37,7 +53,13 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let summary = closed?;
     let (stats, nodes) = engine.stats()?;
     report(&summary, &stats, &output);
+    // Of a job that goes on from an earlier one, or was interrupted, the forecast was about more than this run.
+    let whole = summary.complete && summary.resumed == 0 && stats.prompts > 0;
+    if let Some(outlook) = outlook.as_ref().filter(|_| whole) {
+        outlook.compare(&stats);
+    }
     if let Some(file) = stats_file {
+        let stats = Statistics { run: &stats, forecast: outlook.as_ref() };
         file.write(|out| {
             serde_json::to_writer_pretty(&mut *out, &stats)?;
             writeln!(out)
@@ -56,6 +78,14 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     Ok(if summary.failed > 0 { ExitCode::from(EXIT_LINES_FAILED) } else { ExitCode::SUCCESS })
+}
+
+/// What `--stats` holds: the run, and what was expected of it.
+#[derive(Serialize)]
+struct Statistics<'a> {
+    #[serde(flatten)]
+    run: &'a RunStats,
+    forecast: Option<&'a Outlook>,
 }
 
 /// The input, if it can be opened: better to know before a model is loaded.

@@ -86,16 +86,7 @@ fn load_local(
     merge: MergeArg,
     trace: bool,
 ) -> anyhow::Result<Engine> {
-    let layout = Layout {
-        slices: 1,
-        remote_lanes: 0,
-        local_lane: true,
-        batch: args.batch,
-        flights: args.flights.unwrap_or(1),
-        chunk: args.chunk,
-        context_max: opened.served.context_max,
-        whole_flights: merge == MergeArg::Flights,
-    };
+    let layout = local_layout(args, opened, merge);
     let kernels = Kernels { isa: isa(args.isa)?, threads: threads(args.threads)? };
     let memory_bytes = match args.context_memory {
         Some(bytes) => bytes,
@@ -124,7 +115,7 @@ pub fn start(
     opened: &Opened,
     interrupted: &AtomicBool,
 ) -> anyhow::Result<Cluster> {
-    if cluster.tier1.is_none() && cluster.tier2.is_none() && cluster.listen.is_none() {
+    if cluster.is_one_process() {
         if cluster.hybrid || cluster.delay.is_some() || cluster.bandwidth.is_some() {
             bail!(
                 "--hybrid, --delay and --bandwidth are about two tiers: give --tier1 and --tier2 too"
@@ -186,6 +177,27 @@ pub fn start(
     let setting = setting(opened, &layout, kernels, mustered.context_memory_bytes);
     let engine = Engine::new(Box::new(mustered.fabric), &layout, mustered.lane_pages, setting);
     Ok(Cluster { engine, _processes: processes })
+}
+
+/// The shape of the engine that the options describe.
+pub fn layout(args: &EngineArgs, cluster: &ClusterArgs, opened: &Opened) -> anyhow::Result<Layout> {
+    if cluster.is_one_process() {
+        return Ok(local_layout(args, opened, cluster.merge));
+    }
+    cluster_layout(args, cluster, opened)
+}
+
+fn local_layout(args: &EngineArgs, opened: &Opened, merge: MergeArg) -> Layout {
+    Layout {
+        slices: 1,
+        remote_lanes: 0,
+        local_lane: true,
+        batch: args.batch,
+        flights: args.flights.unwrap_or(1),
+        chunk: args.chunk,
+        context_max: opened.served.context_max,
+        whole_flights: merge == MergeArg::Flights,
+    }
 }
 
 fn cluster_layout(

@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{Finished, TINY, glinthawk};
+use common::{Case, Finished, TINY, glinthawk, mixed_requests};
 use serde_json::Value;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use tempfile::TempDir;
 
@@ -102,4 +102,125 @@ fn what_cannot_be_simulated_is_named() {
     broken["pre"][1]["seconds"] = Value::from(-1.0);
     fs::write(&bad, broken.to_string()).expect("written");
     simulate(&["--profile", bad.to_str().expect("text")]).expect_error(&["pre[1].seconds"]);
+}
+
+/// Plans for one Tier-1 and one Tier-2 node with the small shape's profile; the plan's file.
+fn plan(case: &Case) -> PathBuf {
+    let (cluster, lengths) = (case.path("cluster.toml"), case.path("lengths.csv"));
+    let pool = |name: &str| {
+        format!(
+            "[{name}]\nprofile = \"{}\"\nnodes = 1\nmemory_gib = 0.01\nbandwidth_gbps = 10\nrtt_ms = 0.1\nusd_per_hour = 2\n",
+            profile()
+        )
+    };
+    fs::write(&cluster, pool("tier1") + &pool("[tier2]")).expect("written");
+    fs::write(&lengths, "prompt_tokens,output_tokens\n20,30\n4,40\n").expect("written");
+    let path = case.path("plan.toml");
+    let mut command = glinthawk(["plan", "--model", TINY, "--batch-max", "64"]);
+    command.arg("--cluster").arg(cluster).arg("--workload").arg(lengths).arg("-o").arg(&path);
+    Finished::of(&mut command).expect(0);
+    path
+}
+
+fn edited(path: &Path, edit: impl FnOnce(&mut toml::Table)) {
+    let mut table: toml::Table =
+        fs::read_to_string(path).expect("it is there").parse().expect("it is TOML");
+    edit(&mut table);
+    fs::write(path, table.to_string()).expect("written");
+}
+
+fn run_plan(case: &Case, plan: &Path, options: &[&str]) -> Finished {
+    let mut command = glinthawk(["run", "--output"]);
+    command.arg(case.output()).arg(case.input()).arg("--plan").arg(plan).args(options);
+    Finished::of(&mut command)
+}
+
+#[test]
+fn a_plan_runs_to_the_same_bytes() {
+    let case = Case::new(mixed_requests(40, 10, 20));
+    let path = plan(&case);
+    edited(&path, |plan| {
+        // Whatever the planner chose here: two tiers, and room for what the requests are.
+        for (field, value) in
+            [("tier1", 1), ("tier2", 2), ("batch", 5), ("local_rows", 0), ("max_context", 128)]
+        {
+            plan.insert(field.to_owned(), value.into());
+        }
+        let context = plan["tier2_context"].as_table_mut().expect("a table");
+        context.insert("bytes".to_owned(), (1 << 24).into());
+        context.insert("seats".to_owned(), 20.into());
+    });
+    let stats = case.path("stats.json");
+    let stats = stats.to_str().expect("text");
+    let planned = run_plan(&case, &path, &["--stats", stats]).expect(0);
+    let by_plan = case.results();
+    let figures = json(stats);
+    assert_eq!((&figures["tier1_nodes"], &figures["tier2_nodes"]), (&1.into(), &2.into()));
+    assert_eq!((&figures["batch"], &figures["max_context"]), (&5.into(), &128.into()));
+    // No profile of this machine is in the cache for a thread each, or there is one: both forecast.
+    assert!(planned.stderr.contains("forecast from"), "{}", planned.stderr);
+    assert!(planned.stderr.contains(", $"), "{}", planned.stderr);
+    assert!(figures["forecast"]["seconds"].as_f64() > Some(0.0));
+    fs::remove_file(case.output()).expect("it was there");
+    case.run(&["--max-context", "128"]).expect(0);
+    assert_eq!(by_plan, case.results());
+}
+
+#[test]
+fn plans_that_cannot_be_run_name_the_field() {
+    let case = Case::new("{\"prompt\":\"hello\",\"max_tokens\":2}\n");
+    type Edit = (&'static str, &'static str, toml::Value, &'static str);
+    let cases: [Edit; 6] = [
+        ("", "flights", 0.into(), "flights: must be at least 1"),
+        ("", "slices", vec![7].into(), "slices: hold 7 layers"),
+        ("", "model", "dummy:huge".into(), "huge"),
+        ("", "max_context", 1_000_000.into(), "--max-context 1000000"),
+        ("", "chunk", 2_000_000_000.into(), "chunk: 2000000000 is more"),
+        ("tier1_context", "bytes", 16.into(), "context"),
+    ];
+    for (table, field, value, expected) in cases {
+        let path = plan(&case);
+        edited(&path, |plan| {
+            for (field, value) in [("tier2", 0), ("batch", 0), ("local_rows", 4)] {
+                plan.insert(field.to_owned(), value.into());
+            }
+            let seats = plan["tier1_context"].as_table_mut().expect("a table");
+            seats.insert("seats".to_owned(), 4.into());
+            let table = match table {
+                "" => plan,
+                name => plan[name].as_table_mut().expect("a table"),
+            };
+            table.insert(field.to_owned(), value);
+        });
+        run_plan(&case, &path, &[]).expect_error(&[expected]);
+    }
+    let path = plan(&case);
+    edited(&path, |plan| {
+        plan.insert("flight".to_owned(), 3.into());
+    });
+    let unknown = run_plan(&case, &path, &[]).expect(1);
+    assert!(unknown.stderr.contains("unknown field `flight`"), "{}", unknown.stderr);
+    for option in ["--batch", "--tier1", "--model"] {
+        let finished = run_plan(&case, &path, &[option, "1"]).expect(2);
+        assert!(finished.stderr.contains("cannot be used with"), "{}", finished.stderr);
+    }
+}
+
+#[test]
+fn impossible_plans_say_what_would_be_needed() {
+    let case = Case::new("");
+    let (cluster, lengths) = (case.path("cluster.toml"), case.path("lengths.csv"));
+    fs::write(&lengths, "prompt_tokens,output_tokens\n1000,1000\n").expect("written");
+    let run = |nodes: usize, memory: f64| {
+        let text = format!(
+            "[tier1]\ndevice = \"t4\"\nnodes = {nodes}\nmemory_gib = {memory}\nbandwidth_gbps = 8\nrtt_ms = 1\n"
+        );
+        fs::write(&cluster, text).expect("written");
+        let mut command = glinthawk(["plan", "--model", "dummy:llama2-7b"]);
+        Finished::of(command.arg("--cluster").arg(&cluster).arg("--workload").arg(&lengths))
+    };
+    run(1, 4.0).expect_error(&["the model does not fit", "GiB"]);
+    // 12.6 GiB of weights, 1 GiB for a context of 2,000 tokens.
+    run(1, 12.7).expect_error(&["no context memory is left", "GiB"]);
+    run(1, 20.0).expect(0);
 }

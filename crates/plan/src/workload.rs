@@ -144,14 +144,17 @@ impl Workload {
                 line_error(&name, number, "line", &format!("is not JSON: {error}"))
             })?;
             let body = value.get("body").unwrap_or(&value);
-            let prompt = prompt_text(body).ok_or_else(|| {
+            // A prompt may be given as tokens.
+            let tokens = body.get("prompt").and_then(|prompt| Some(prompt.as_array()?.len()));
+            let prompt = tokens.or_else(|| prompt_text(body).map(|text| count_tokens(&text)));
+            let prompt = prompt.ok_or_else(|| {
                 line_error(&name, number, "body", "has neither `prompt` nor `messages`")
             })?;
             let output = ["max_tokens", "max_completion_tokens"]
                 .iter()
                 .find_map(|field| body.get(*field).and_then(serde_json::Value::as_u64))
                 .map_or(output_default, |tokens| tokens.min(LENGTH_MAX as u64) as usize);
-            lengths.push(Length { prompt: count_tokens(&prompt).max(1), output: output.max(1) });
+            lengths.push(Length { prompt: prompt.max(1), output: output.max(1) });
         }
         if lengths.is_empty() {
             return Err(line_error(&name, 1, "line", "the file has no requests"));
@@ -294,14 +297,14 @@ mod tests {
     fn jobs_input_gives_lengths() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("in.jsonl");
-        let text = "{\"prompt\": \"a b c\", \"max_tokens\": 7}\n\n\
+        let text = "{\"prompt\": \"a b c\", \"max_tokens\": 7}\n\n{\"prompt\": [4, 5]}\n\
             {\"custom_id\": \"x\", \"body\": {\"messages\": [{\"role\": \"user\", \"content\": \"d e\"}]}}\n";
         std::fs::write(&path, text).expect("written");
         let workload =
             Workload::read_jsonl(&path, 5, |text| text.split_whitespace().count()).expect("valid");
         assert_eq!(
             workload.lengths(),
-            [Length { prompt: 3, output: 7 }, Length { prompt: 2, output: 5 }]
+            [(3, 7), (2, 5), (2, 5)].map(|(prompt, output)| Length { prompt, output })
         );
         std::fs::write(&path, "{\"promt\": \"a\"}\n").expect("written");
         let error = Workload::read_jsonl(&path, 5, str::len).unwrap_err().to_string();

@@ -94,9 +94,18 @@ pub fn bench(options: &BenchOptions) -> Result<BenchFigures, BenchError> {
     })
 }
 
-/// Median round trip through two controllers, each with all its threads on the core given for it.
-/// On one core it is what both ends have to do; on two, waking each other comes on top.
-pub fn round_trip(options: &BenchOptions, cores: [usize; 2]) -> Result<Duration, BenchError> {
+/// A round trip: the usual one, and the mean with those that had to wait for a core.
+#[derive(Clone, Copy, Debug)]
+pub struct RoundTrip {
+    /// The median.
+    pub median: Duration,
+    /// The mean.
+    pub mean: Duration,
+}
+
+/// Round trips through two controllers, each with all its threads on the core given for it. On one
+/// core it is what both ends have to do; on two, waking each other comes on top.
+pub fn round_trip(options: &BenchOptions, cores: [usize; 2]) -> Result<RoundTrip, BenchError> {
     let pinned = |core: usize| {
         keep_to_cores(&[core]).map_err(|error| BenchError::Unexpected(error.to_string()))
     };
@@ -118,7 +127,9 @@ pub fn round_trip(options: &BenchOptions, cores: [usize; 2]) -> Result<Duration,
         });
         let round_trips = ping.join().expect("the ping thread does not panic");
         echo.join().expect("the echo thread does not panic")?;
-        Ok(median(round_trips?))
+        let round_trips = round_trips?;
+        let mean = round_trips.iter().sum::<Duration>() / round_trips.len().max(1) as u32;
+        Ok(RoundTrip { median: median(round_trips), mean })
     })
 }
 

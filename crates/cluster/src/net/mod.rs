@@ -29,7 +29,7 @@ mod shared;
 mod stats;
 mod thread;
 
-pub use bench::{BenchError, BenchFigures, BenchOptions, bench, round_trip};
+pub use bench::{BenchError, BenchFigures, BenchOptions, RoundTrip, bench, round_trip};
 pub use config::{Bounds, Config, Identity, LinkShape, NodeId, Timing, Token};
 pub use controller::{ConnectError, Controller, Event, LostReason, Peer, SendError};
 pub use handshake::{HELLO_BYTES, HandshakeError, Hello, Status};

@@ -4,6 +4,7 @@ use super::cores::Core;
 use super::{Deployment, Forecast, Place};
 use crate::calculus::Traffic;
 use crate::heap::{Heap, time_key, time_of};
+use crate::random::Random;
 use crate::trace::{Span, Trace};
 use crate::workload::Length;
 use glinthawk_protocol::{
@@ -90,6 +91,7 @@ pub(super) struct Machine<'a> {
     launched: HashMap<ShardId, f64>,
     /// When each shard became ready where it is.
     ready: HashMap<(ShardId, bool), f64>,
+    random: Random,
     forecast: Forecast,
     trace: Option<&'a mut Trace>,
 }
@@ -148,6 +150,7 @@ impl<'a> Machine<'a> {
             attention: HashMap::new(),
             launched: HashMap::new(),
             ready: HashMap::new(),
+            random: Random::new(1),
             forecast: Forecast::new(slices, slices * lanes),
             trace,
         }
@@ -314,8 +317,9 @@ impl<'a> Machine<'a> {
             process.core == core && index != receiver && process.work.is_some()
         });
         if others {
-            let crowded = self.deployment.tier1.overheads().crowded;
-            self.schedule(self.now + crowded, Event::Admitted(index));
+            // Now and then it takes long: what is alike for ever would stay in step for ever.
+            let wait = -self.deployment.tier1.overheads().crowded * (1.0 - self.random.unit()).ln();
+            self.schedule(self.now + wait, Event::Admitted(index));
         } else {
             self.admitted(index);
         }
