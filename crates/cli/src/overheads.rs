@@ -14,33 +14,26 @@ const ROWS: u32 = 256;
 /// Rows of the large message: more than the caches next to a core hold, as in a run.
 const MESSAGE_ROWS: u32 = 1024;
 /// Tokens that each prompt of an engine run says.
-const TOKENS: u32 = 40;
+const TOKENS: u32 = 8;
 
-/// A model whose kernels take no time: what is around them is the same for all.
-const MODEL: &str = "dummy:tiny";
-
-/// Measures them with so many kernel threads, for messages of a model's widths.
+/// Measures them with the engine that `engine` describes, whose model has this configuration.
 pub fn measure(
-    threads: u32,
+    engine: &EngineArgs,
     config: &ModelConfig,
     round_trips: usize,
 ) -> anyhow::Result<Overheads> {
     let network = network(config, round_trips)?;
     // On a thread of its own, for an engine pins the thread that runs it.
     let (step_small, step_large) = std::thread::scope(|scope| {
-        scope
-            .spawn(|| steps(&EngineArgs::of(MODEL, Some(threads), None)))
-            .join()
-            .expect("an engine does not panic")
+        scope.spawn(|| steps(engine, config.layers)).join().expect("an engine does not panic")
     })?;
     let row = ((step_large - step_small) / f64::from(ROWS - 1)).max(0.0);
     Ok(Overheads { step: (step_small - row).max(0.0), row, ..network })
 }
 
 /// Seconds outside the kernels for a step of one row, and for one of many.
-fn steps(engine: &EngineArgs) -> anyhow::Result<(f64, f64)> {
+fn steps(engine: &EngineArgs, layers: usize) -> anyhow::Result<(f64, f64)> {
     let opened = setup::open(engine)?;
-    let layers = opened.model.config().layers;
     let mut measured = [0.0; 2];
     for (seconds, rows) in measured.iter_mut().zip([1, ROWS]) {
         let engine = EngineArgs { batch: rows, ..engine.clone() };

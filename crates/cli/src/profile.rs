@@ -1,6 +1,6 @@
 //! `profile`: times the kernels here for a model's shape, and what the engine does around them.
 
-use crate::args::ProfileArgs;
+use crate::args::{EngineArgs, ProfileArgs};
 use crate::progress::{CountBar, LoadBar, say};
 use crate::{models, overheads, setup, units};
 use anyhow::Context;
@@ -106,7 +106,7 @@ pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         (false, true) => Effort::quick(),
         (false, false) => Effort::full(),
     };
-    let profile = measure(&model, isa, threads, &effort)?;
+    let profile = measure(&model, args, isa, threads, &effort)?;
     let path = match &args.output {
         Some(path) => path.clone(),
         None => cached(model.config(), &profile.provenance)?,
@@ -160,13 +160,20 @@ pub fn provenance(isa: Isa, threads: usize) -> Provenance {
     }
 }
 
-fn measure(model: &Model, isa: Isa, count: usize, effort: &Effort) -> anyhow::Result<Profile> {
+fn measure(
+    model: &Model,
+    args: &ProfileArgs,
+    isa: Isa,
+    count: usize,
+    effort: &Effort,
+) -> anyhow::Result<Profile> {
     let config = model.config();
     // On a thread of its own, for it is pinned, and what comes after it shall not be.
     let kernels = std::thread::scope(|scope| {
         scope.spawn(|| kernels(model, isa, count, effort)).join().expect("kernels do not panic")
     })?;
-    let overheads = overheads::measure(count as u32, config, effort.round_trips)?;
+    let engine = EngineArgs::of(&args.model, args.threads, args.isa);
+    let overheads = overheads::measure(&engine, config, effort.round_trips)?;
     let [pre, post, fused, classify, logits] = kernels.weights;
     Ok(Profile {
         version: PROFILE_VERSION,
@@ -294,7 +301,7 @@ fn sweep<const KERNELS: usize>(
     let mut all: Vec<[Vec<f64>; KERNELS]> =
         batches.iter().map(|_| std::array::from_fn(|_| Vec::new())).collect();
     let mut turns = 0;
-    while turns < samples_min || started.elapsed() < time {
+    while !batches.is_empty() && (turns < samples_min || started.elapsed() < time) {
         for (&rows, samples) in batches.iter().zip(&mut all) {
             for (kernel, samples) in samples.iter_mut().enumerate() {
                 // Once for the caches, and to see how many fill a sample.
