@@ -46,7 +46,7 @@ pub enum Command {
         #[arg(short, long, default_value = "docs")]
         output: PathBuf,
     },
-    /// Measure this machine: the engine end to end, or its kernels or its network alone
+    /// Measure this machine: the engine end to end, or its kernels, network or planner alone
     #[command(args_conflicts_with_subcommands = true)]
     Bench {
         /// What to measure; end to end where nothing is said
@@ -402,6 +402,8 @@ pub enum BenchPart {
         #[arg(long, default_value = "smollm2-135m")]
         shape: String,
     },
+    /// The paper's search, the simulator's events per second, and a cluster of 21,000 nodes
+    Planner,
 }
 
 /// Options of `bench kernels`.

@@ -1,12 +1,14 @@
-//! `bench kernels` and `bench net`: parts of the engine against what the machine could do.
+//! `bench kernels`, `bench net` and `bench planner`: parts of the system, each by itself.
 
 use crate::args::KernelBenchArgs;
-use crate::setup;
+use crate::{setup, units};
 use anyhow::Context;
 use glinthawk_cluster::net::{BenchOptions, bench};
+use glinthawk_cluster::peak_memory_bytes;
 use glinthawk_compute::Threads;
 use glinthawk_compute::bench::{Ceilings, ContextBench, Timing, WeightBench};
 use glinthawk_model::{Model, ModelConfig};
+use glinthawk_plan::bench::{large_cluster, paper_search, timed};
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -128,5 +130,31 @@ pub fn net(rows: u32, shape: &str) -> anyhow::Result<ExitCode> {
         figures.flight_bytes_per_second / 1e9,
         figures.throughput_share * 100.0,
     )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints how fast the planner searches and simulates.
+pub fn planner() -> anyhow::Result<ExitCode> {
+    let mut out = std::io::stdout().lock();
+    let (found, seconds) = paper_search()?;
+    let candidate = &found.best.candidate;
+    writeln!(
+        out,
+        "the paper's search, 80 T4 and 80 CPU nodes: {seconds:.2} s, {} of {} configurations simulated; best \
+         {:.0} tokens/s with {} x {}, B = {}",
+        found.effort.simulated,
+        found.effort.candidates,
+        found.best.tokens_per_second,
+        candidate.tier1,
+        candidate.tier2,
+        candidate.batch,
+    )?;
+    for (name, tier1, tier2, flights) in [
+        ("100 Tier-1, 500 Tier-2 nodes", 100, 5, 300),
+        ("1,000 Tier-1, 20,000 Tier-2 nodes", 1000, 20, 600),
+    ] {
+        writeln!(out, "{}", timed(name, &large_cluster(tier1, tier2, flights)).render())?;
+    }
+    writeln!(out, "peak memory {}", units::bytes(peak_memory_bytes()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         Command::Bench { part: Some(BenchPart::Net { rows, shape }), .. } => {
             bench_parts::net(rows, &shape)
         }
+        Command::Bench { part: Some(BenchPart::Planner), .. } => bench_parts::planner(),
     };
     outcome.unwrap_or_else(|error| {
         progress::say(format_args!("error: {}", message(&error)));

@@ -34,7 +34,7 @@ pub use muster::{ClusterSpec, Muster, Mustered};
 pub use processes::{Processes, TOKEN_VARIABLE, allowed_cores, keep_to_cores};
 pub use pump::run_job;
 pub use remote::RemoteFabric;
-pub use report::{NodeReport, Traffic};
+pub use report::{NodeReport, Traffic, peak_memory_bytes};
 pub use stats::{NodeShare, RunStats, Setting};
 pub use trace::write_trace;
 pub use worker::{WorkerOptions, work};

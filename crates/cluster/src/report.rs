@@ -98,7 +98,7 @@ fn nanoseconds(duration: Duration) -> u64 {
 }
 
 /// Peak resident memory of this process in bytes; 0 where the system does not tell.
-pub(crate) fn peak_memory_bytes() -> u64 {
+pub fn peak_memory_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());

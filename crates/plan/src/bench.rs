@@ -1,4 +1,4 @@
-//! What `glinthawk bench` times of the planner: events per second, and a cluster far beyond any machine at hand.
+//! What `glinthawk bench planner` times: events per second, and a cluster far beyond any machine at hand.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -121,9 +121,4 @@ impl Configuration {
     pub fn rows(&self) -> usize {
         self.slices[0].rows()
     }
-
-    /// Whether Tier-2 nodes of a group can differ, so that each must be simulated.
-    pub fn is_uneven(&self) -> bool {
-        self.disturbance != Disturbance::default() || matches!(self.contexts, Contexts::Sampled(_))
-    }
 }

@@ -3,9 +3,9 @@
 //! This is [`Program::bound`](crate::program::Program::bound) for like nodes: no simulation of the same candidate
 //! exceeds it, which is what makes pruning by it sound.
 
+use crate::bound::{Bottleneck, Demand, Line, Load, Local};
 use crate::configuration::Rules;
 use crate::kernels::Kernels;
-use crate::program::Bottleneck;
 use crate::space::{Candidate, Site, Space};
 
 /// Kernel times of a pool for every batch.
@@ -16,6 +16,8 @@ pub(crate) struct Table {
     fused: Vec<f64>,
     classify: Vec<f64>,
     attention: Vec<f64>,
+    /// Batches between which the times are linear.
+    knots: Vec<usize>,
 }
 
 impl Table {
@@ -27,6 +29,7 @@ impl Table {
             fused: over(&|rows| kernels.fused(rows)),
             classify: over(&|rows| kernels.classify(rows)),
             attention: over(&|rows| kernels.attention(rows, context)),
+            knots: kernels.knots(),
         }
     }
 }
@@ -34,64 +37,128 @@ impl Table {
 impl Space {
     /// Rows per second that no simulation of the candidate exceeds, and what sets the limit.
     pub fn estimate(&self, site: &Site, candidate: &Candidate) -> (f64, Bottleneck) {
-        let (rows, nodes) = (candidate.rows(), site.tier1 as f64);
         let paper = self.settings.rules == Rules::Paper;
         let single_tier = candidate.tier2 == 0;
-        let (most, last) = (site.slices[0] as f64, site.slices[site.tier1 - 1] as f64);
-        let (shape, traffic, layers) =
-            (&self.job.shape, self.settings.traffic, self.job.shape.layers as f64);
-        let local = self.tier1.attention[candidate.local_rows];
-        let (pre, post) = (self.tier1.pre[rows], self.tier1.post[rows]);
-        let (fused, classify) = if paper {
-            (pre + post, 0.0)
-        } else {
-            (self.tier1.fused[rows], self.tier1.classify[rows])
+        let rows = candidate.rows();
+        let layers = self.job.shape.layers as f64;
+        // Local rows are a lane of their own, but inside the step where there is no other, and in the paper.
+        let local_attention = self.tier1.attention[candidate.local_rows];
+        let inside = if paper || single_tier { local_attention } else { 0.0 };
+        let local_lane = !paper && !single_tier && candidate.local_rows > 0;
+        let rows_least = match (paper || single_tier, local_lane) {
+            (true, _) => rows,
+            (false, true) => candidate.batch.min(candidate.local_rows),
+            (false, false) => candidate.batch,
         };
-        let compute = |layers: f64| pre + post + (layers - 1.0) * fused + layers * local;
-        // The heaviest node: one with the most layers, or the last one, which classifies.
-        let tier1 = if site.tier1 > 1 {
-            compute(most).max(compute(last) + classify)
-        } else {
-            compute(last) + classify
-        };
-        let link = &self.cluster.tier1.link;
-        let hop = traffic.hop_bytes(shape) * rows as f64 / link.bandwidth;
-        let (hop_busy, hop_pass) = match (paper, single_tier) {
-            (true, true) => (hop, nodes * (hop + link.rtt / 2.0)),
-            (true, false) => (0.0, 0.0),
-            _ if site.tier1 == 1 => (0.0, 0.0),
-            _ => (hop, (nodes - 1.0) * hop + nodes * link.rtt / 2.0),
-        };
-        let weights = nodes * (pre + post) + (layers - nodes) * fused + classify + hop_pass;
-        let mut slowest = (0.0, Bottleneck::Tier1Compute);
-        let mut consider = |seconds: f64, what| {
-            if seconds > slowest.0 {
-                slowest = (seconds, what);
-            }
-        };
-        consider(tier1, Bottleneck::Tier1Compute);
-        consider(hop_busy, Bottleneck::HopLink);
+        let (hop, hops) = self.hops(site, single_tier);
+        let network = |lane_rows: f64| hops.0 * hop * lane_rows + hops.1;
+        let mut away = f64::INFINITY;
+        let mut remote = None;
         if single_tier {
-            consider((weights + layers * local) / candidate.flights as f64, Bottleneck::Latency);
-            return (rows as f64 / slowest.0, slowest.1);
+            away = network(rows as f64);
+        } else {
+            let (limit, way) = self.remote(site, candidate);
+            remote = Some(limit);
+            let lane_rows = if paper { rows } else { candidate.batch };
+            away = away.min(network(lane_rows as f64) + layers * way);
         }
-        let attend = self.tier2[candidate.pool].attention[candidate.batch];
+        let local = local_lane.then(|| {
+            let pass = network(candidate.local_rows as f64) + layers * local_attention;
+            away = away.min(pass);
+            Local { rows: candidate.local_rows as f64, pass }
+        });
+        let local_seconds = local.map_or(0.0, |local| local_attention / local.rows);
+        let loads = self.loads(site, (rows_least, rows), inside, local_seconds);
+        let demand = Demand {
+            rows: rows as f64,
+            rows_least: rows_least as f64,
+            flights: candidate.flights as f64,
+            loads: &loads,
+            away,
+            remote,
+            local,
+            hop,
+        };
+        demand.limit()
+    }
+
+    /// Seconds of a row on a link between slices; in a pass the links with weight, and the delays of all.
+    fn hops(&self, site: &Site, single_tier: bool) -> (f64, (f64, f64)) {
+        let (link, nodes) = (&self.cluster.tier1.link, site.tier1 as f64);
+        let hop = self.settings.traffic.hop_bytes(&self.job.shape) / link.bandwidth;
+        match (self.settings.rules, single_tier) {
+            (Rules::Paper, true) => (hop, (nodes, nodes * link.rtt / 2.0)),
+            (Rules::Paper, false) => (0.0, (0.0, 0.0)),
+            (Rules::Full, _) if site.tier1 == 1 => (0.0, (0.0, 0.0)),
+            (Rules::Full, _) => (hop, (nodes - 1.0, nodes * link.rtt / 2.0)),
+        }
+    }
+
+    /// Rows per second that reach Tier 2 at most, and the seconds of a shard's way there and back.
+    fn remote(&self, site: &Site, candidate: &Candidate) -> ((f64, Bottleneck), f64) {
+        let paper = self.settings.rules == Rules::Paper;
+        let (shape, traffic) = (&self.job.shape, self.settings.traffic);
+        let pool = &self.cluster.tier2[candidate.pool];
+        let (near, far) = (self.cluster.inter.bandwidth, pool.link.bandwidth);
+        let most = site.slices[0] as f64;
+        let lanes = candidate.tier2 as f64;
         let shard = candidate.batch as f64;
+        let attend = self.tier2[candidate.pool].attention[candidate.batch];
         let (out, back) = (shard * traffic.out_bytes(shape), shard * traffic.back_bytes(shape));
-        let (near, far) =
-            (self.cluster.inter.bandwidth, self.cluster.tier2[candidate.pool].link.bandwidth);
-        let copies = candidate.tier2 as f64;
-        let sent = copies * out / near;
-        let extra = (out / far - out / near).max(0.0);
-        let reply = if paper { copies * back / near } else { (back / near).max(back / far) };
-        consider(most * attend, Bottleneck::Tier2Compute);
-        consider(most * sent.max(copies * back / near), Bottleneck::InterTierLink);
-        if !paper {
-            consider(most * (out / near + extra).max(back / far), Bottleneck::Tier2Link);
+        let mut limits = vec![
+            (lanes * shard / (most * attend), Bottleneck::Tier2Compute),
+            (shard / (most * out.max(back) / near), Bottleneck::InterTierLink),
+        ];
+        // The paper's algorithm knows only the Tier-1 node's end of the link, and sends whole flights.
+        let transfer = if paper {
+            let rows = candidate.rows() as f64 / shard;
+            let remote = rows - candidate.local_rows as f64 / shard;
+            limits = vec![
+                (candidate.rows() as f64 / (most * attend), Bottleneck::Tier2Compute),
+                (rows * shard / (most * remote * out.max(back) / near), Bottleneck::InterTierLink),
+            ];
+            remote * (out + back) / near
+        } else {
+            limits.push((lanes * shard / (most * out.max(back) / far), Bottleneck::Tier2Link));
+            (out + back) / near.min(far)
+        };
+        let limit = limits.into_iter().min_by(|left, right| left.0.total_cmp(&right.0));
+        (limit.expect("there are limits"), transfer + self.cluster.inter.rtt + attend)
+    }
+
+    /// The work of nodes with the most layers, with fewer, and of the last one, which classifies.
+    fn loads(&self, site: &Site, rows: (usize, usize), inside: f64, local: f64) -> Vec<Load> {
+        let paper = self.settings.rules == Rules::Paper;
+        let table = &self.tier1;
+        let line = |time: &dyn Fn(usize) -> f64| Line::below(time, rows.0, rows.1, &table.knots);
+        let pre = line(&|rows| table.pre[rows] + inside);
+        let post = line(&|rows| table.post[rows]);
+        let fused = if paper {
+            line(&|rows| table.pre[rows] + table.post[rows] + inside)
+        } else {
+            line(&|rows| table.fused[rows] + inside)
+        };
+        let end = line(&|rows| table.post[rows] + table.classify[rows]);
+        let load = |nodes: usize, layers: usize, last: bool| {
+            let mut load = Load::new(nodes as f64, layers as f64 * local);
+            if paper {
+                load.add(fused, layers as f64);
+            } else {
+                load.add(pre, 1.0);
+                load.add(fused, layers as f64 - 1.0);
+                load.add(if last { end } else { post }, 1.0);
+            }
+            load
+        };
+        let (&last, others) = site.slices.split_last().expect("a site has slices");
+        let most = others.iter().take_while(|&&layers| layers == others[0]).count();
+        let mut loads = vec![load(1, last, true)];
+        if most > 0 {
+            loads.push(load(most, others[0], false));
         }
-        let remote = sent + extra + reply + self.cluster.inter.rtt + attend;
-        let fan = if paper { local + remote } else { local.max(remote) };
-        consider((weights + layers * fan) / candidate.flights as f64, Bottleneck::Latency);
-        (rows as f64 / slowest.0, slowest.1)
+        if most < others.len() {
+            loads.push(load(others.len() - most, others[most], false));
+        }
+        loads
     }
 }

@@ -46,6 +46,11 @@ impl<T: Copy> Heap<T> {
         self.items[place] = (key, item);
     }
 
+    /// The smallest key.
+    pub fn first(&self) -> Option<u128> {
+        self.items.first().map(|(key, _)| *key)
+    }
+
     /// Removes the item with the smallest key.
     pub fn pop(&mut self) -> Option<(u128, T)> {
         let last = self.items.pop()?;
@@ -57,12 +62,15 @@ impl<T: Copy> Heap<T> {
             if start >= count {
                 break;
             }
-            let mut smallest = start;
-            for child in start + 1..(start + CHILDREN).min(count) {
-                if self.items[child].0 < self.items[smallest].0 {
-                    smallest = child;
+            let smallest = match self.items.get(start..start + CHILDREN) {
+                // Without branches: which child is the smallest cannot be foreseen.
+                Some(&[(first, _), (second, _), (third, _), (fourth, _)]) => {
+                    let (left, right) = (usize::from(second < first), usize::from(fourth < third));
+                    let (low, high) = (first.min(second), third.min(fourth));
+                    start + if high < low { 2 + right } else { left }
                 }
-            }
+                _ => (start..count).min_by_key(|&child| self.items[child].0).unwrap_or(start),
+            };
             if self.items[smallest].0 >= last.0 {
                 break;
             }

@@ -130,6 +130,17 @@ impl Kernels {
         }
     }
 
+    /// Batches between which the times of the products are linear; none where they are linear throughout.
+    pub fn knots(&self) -> Vec<usize> {
+        let Self::Measured(profile) = self else { return Vec::new() };
+        let curves = [&profile.pre, &profile.post, &profile.fused, &profile.classify];
+        let batches = curves.into_iter().flatten().map(|point| point.batch);
+        let mut knots: Vec<usize> = batches.collect();
+        knots.sort_unstable();
+        knots.dedup();
+        knots
+    }
+
     /// `measured` with its provenance, or `analytic`: every report says which.
     pub fn provenance(&self) -> String {
         match self {

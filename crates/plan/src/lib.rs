@@ -7,6 +7,7 @@
 
 mod admission;
 pub mod bench;
+mod bound;
 pub mod calculus;
 pub mod catalogue;
 mod cluster;
@@ -21,6 +22,7 @@ mod plan;
 pub mod profile;
 mod program;
 mod proposal;
+mod queue;
 mod random;
 mod report;
 pub mod reproduce;
@@ -32,6 +34,7 @@ mod trace;
 mod workload;
 
 pub use admission::Admission;
+pub use bound::Bottleneck;
 pub use calculus::{Link, Traffic};
 pub use catalogue::{Catalogue, Device};
 pub use cluster::{Cluster, Pool};
@@ -42,7 +45,6 @@ pub use forecast::{Deployment, Forecast, Place, forecast};
 pub use kernels::{Kernels, Roofline};
 pub use plan::{ContextBudget, PLAN_VERSION, Plan, PlanForecast};
 pub use profile::Profile;
-pub use program::Bottleneck;
 pub use proposal::{Neighbour, Proposal, job_seconds, propose};
 pub use random::Random;
 pub use report::{Report, TokenTime, TrafficRates, simulate, simulate_traced};

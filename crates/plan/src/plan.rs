@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bound::Bottleneck;
 use crate::error::{PlanError, read_text, write_text};
-use crate::program::Bottleneck;
 
 /// The version of the file format this code reads and writes.
 pub const PLAN_VERSION: u32 = 1;

@@ -1,116 +1,116 @@
-//! A configuration compiled to what the event loop runs: steps on Tier-1 nodes, each with a fan of shards.
+//! A configuration compiled to what the event loop runs: steps on Tier-1 nodes, lanes, and their ways to Tier 2.
 
-use crate::configuration::{Configuration, Contexts, Rules, Slice};
+use std::sync::Arc;
+
+use crate::bound::{Bottleneck, Demand, Line, Load, Local};
+use crate::configuration::{Configuration, Contexts, Group, Rules, Slice};
+use crate::kernels::Kernels;
 use crate::random::{Random, mix};
 
-/// Sampled service times kept per shard; a draw picks one of them.
+/// Sampled service times kept per lane and slice; a draw picks one of them.
 const SAMPLES: usize = 256;
+
+/// The products of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Products {
+    Pre,
+    Fused,
+    Post,
+    PostAndClassify,
+    /// The paper's stage: post and pre, not fused.
+    PreAndPost,
+}
+
+/// How long a kind of step takes.
+#[derive(Clone, Debug)]
+pub(crate) struct StepTime {
+    kernels: Arc<Kernels>,
+    products: Products,
+    /// Seconds of attention inside the step.
+    attention: f64,
+}
+
+impl StepTime {
+    /// Seconds for a batch of `rows` rows.
+    pub fn seconds(&self, rows: usize) -> f64 {
+        let kernels = &self.kernels;
+        let products = match self.products {
+            Products::Pre => kernels.pre(rows),
+            Products::Fused => kernels.fused(rows),
+            Products::Post => kernels.post(rows),
+            Products::PostAndClassify => kernels.post(rows) + kernels.classify(rows),
+            Products::PreAndPost => kernels.pre(rows) + kernels.post(rows),
+        };
+        products + self.attention
+    }
+}
 
 /// One service on a Tier-1 node and what follows it.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     /// The Tier-1 node.
     pub node: u32,
-    /// Seconds it is busy.
-    pub seconds: f64,
+    /// Which of the program's times it takes.
+    pub time: u32,
     /// Whether the rows then go to their attention workers.
     pub attends: bool,
-    /// Seconds on the link to the next node.
+    /// Seconds of a row on the link to the next node.
     pub hop: f64,
     /// Delay to the next node.
     pub hop_delay: f64,
 }
 
-/// A shard's way to a Tier-2 node and back; `copies` identical nodes stand behind one worker.
-#[derive(Clone, Debug)]
-pub(crate) struct ShardPath {
-    pub worker: u32,
-    pub copies: u32,
-    /// Seconds of one copy on the Tier-1 node's outgoing link.
-    pub send: f64,
-    /// Seconds the Tier-2 node's slower incoming link adds.
-    pub send_extra: f64,
-    /// Seconds of attention.
-    pub attend: f64,
-    /// Seconds of attention drawn from the workload; empty where every draw is `attend`.
-    pub samples: Vec<f64>,
-    /// Seconds of one copy on the Tier-1 node's incoming link.
-    pub reply: f64,
-    /// Seconds of one copy on the Tier-2 node's outgoing link.
-    pub reply_node: f64,
+/// A place in every slice's list of attention workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lane {
+    /// Rows of a flight on it.
+    pub rows: usize,
+    /// Whether the worker is the Tier-1 node itself.
+    pub local: bool,
 }
 
-/// Where a slice's rows attend.
+/// A lane's way from a slice's Tier-1 node to its worker and back, in seconds.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Fan {
-    /// Seconds of attention on the Tier-1 node itself.
-    pub local: f64,
-    pub shards: Vec<ShardPath>,
+pub(crate) struct Way {
+    /// On the Tier-1 node's outgoing link, which its lanes share.
+    pub send: f64,
+    /// On the Tier-2 node's incoming link.
+    pub send_far: f64,
+    /// Attention.
+    pub attend: f64,
+    /// Attention drawn from the workload; empty where every draw is `attend`.
+    pub samples: Vec<f64>,
+    /// On the Tier-1 node's incoming link, which its lanes share.
+    pub reply: f64,
+    /// On the Tier-2 node's outgoing link.
+    pub reply_far: f64,
 }
 
-/// What limits throughput.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum Bottleneck {
-    /// A Tier-1 node's kernels.
-    Tier1Compute,
-    /// A Tier-2 node's attention.
-    Tier2Compute,
-    /// A Tier-1 node's links to Tier 2.
-    InterTierLink,
-    /// A Tier-2 node's own links.
-    Tier2Link,
-    /// The link between slices.
-    HopLink,
-    /// Too few flights to cover the way there and back: more context memory would help.
-    Latency,
-}
-
-impl Bottleneck {
-    /// The bottleneck in words.
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::Tier1Compute => "Tier-1 compute",
-            Self::Tier2Compute => "Tier-2 attention",
-            Self::InterTierLink => "the Tier-1 node's inter-tier link",
-            Self::Tier2Link => "the Tier-2 node's link",
-            Self::HopLink => "the link between Tier-1 nodes",
-            Self::Latency => "latency (too few flights fit into context memory)",
-        }
+impl Way {
+    fn transfer(&self) -> f64 {
+        self.send.max(self.send_far) + self.reply.max(self.reply_far)
     }
 }
 
-/// A configuration's steps, fans and sizes.
+/// A configuration's steps, lanes and ways.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     pub steps: Vec<Step>,
-    /// One per Tier-1 node.
-    pub fans: Vec<Fan>,
-    pub workers: usize,
+    pub times: Vec<StepTime>,
+    pub nodes: usize,
+    /// The same on every slice. The paper's algorithms send whole flights: one lane, whose node stands for all of a slice.
+    pub lanes: Vec<Lane>,
+    /// (node, lane), row-major
+    pub ways: Vec<Way>,
+    /// Rows in one Tier-1 batch at most.
     pub rows: usize,
     pub flights: usize,
     /// One-way delay between the tiers.
     pub delay: f64,
-    /// Whole flights are sent, then received, as in the paper; else shards stream.
-    pub whole_flights: bool,
+    /// Whether the dispatcher is given its prompts one by one, so that a shard's first pass has one row.
+    pub one_by_one: bool,
     pub jitter: f64,
     pub seed: u64,
-}
-
-/// Seconds of an unhindered pass, by what they are spent on.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Pass {
-    pub tier1: f64,
-    pub tier2: f64,
-    pub network: f64,
-}
-
-impl Pass {
-    pub fn total(&self) -> f64 {
-        self.tier1 + self.tier2 + self.network
-    }
 }
 
 impl Program {
@@ -119,38 +119,57 @@ impl Program {
         let layers: usize = configuration.slices.iter().map(|slice| slice.layers).sum();
         assert_eq!(layers, configuration.shape.layers, "the slices cover the model's layers");
         assert!(rows > 0 && configuration.flights > 0, "there is something to run");
+        let nodes = configuration.slices.len();
+        let lanes = lanes_of(configuration.rules, &configuration.slices[0]);
         let mut program = Self {
-            steps: Vec::with_capacity(layers + configuration.slices.len()),
-            fans: Vec::with_capacity(configuration.slices.len()),
-            workers: 0,
+            steps: Vec::with_capacity(layers + nodes),
+            times: Vec::new(),
+            nodes,
+            ways: Vec::with_capacity(nodes * lanes.len()),
+            lanes,
             rows,
             flights: configuration.flights,
             delay: configuration.inter.rtt / 2.0,
-            whole_flights: configuration.rules == Rules::Paper,
+            one_by_one: configuration.rules == Rules::Full,
             jitter: configuration.disturbance.jitter,
             seed: configuration.seed,
         };
         for (node, slice) in configuration.slices.iter().enumerate() {
-            assert_eq!(slice.rows(), rows, "every slice sees every row of a flight");
+            let lanes = lanes_of(configuration.rules, slice);
+            assert_eq!(lanes, program.lanes, "a flight has the same lanes on every slice");
             match configuration.rules {
                 Rules::Paper => program.push_paper_steps(configuration, node, slice),
                 Rules::Full => program.push_steps(configuration, node, slice),
             }
-            let fan = program.fan(configuration, slice);
-            program.fans.push(fan);
+            program.push_ways(configuration, slice);
         }
         program
+    }
+
+    /// The index of a time; slices with the same kernels share theirs.
+    fn time(&mut self, slice: &Slice, products: Products, attention: f64) -> u32 {
+        let same = |time: &StepTime| {
+            Arc::ptr_eq(&time.kernels, &slice.tier1)
+                && time.products == products
+                && time.attention == attention
+        };
+        let index = self.times.iter().position(same).unwrap_or_else(|| {
+            self.times.push(StepTime { kernels: slice.tier1.clone(), products, attention });
+            self.times.len() - 1
+        });
+        index as u32
     }
 
     fn push_paper_steps(&mut self, configuration: &Configuration, node: usize, slice: &Slice) {
         let local = slice.tier1.attention(slice.local_rows, configuration.contexts.mean());
         let single_tier = slice.is_single_tier();
-        let hop_bytes = configuration.traffic.hop_bytes(&configuration.shape) * self.rows as f64;
+        let hop_bytes = configuration.traffic.hop_bytes(&configuration.shape);
+        let time = self.time(slice, Products::PreAndPost, local);
         for layer in 1..=slice.layers {
             let hops = single_tier && layer == slice.layers;
             self.steps.push(Step {
                 node: node as u32,
-                seconds: slice.tier1.pre(self.rows) + slice.tier1.post(self.rows) + local,
+                time,
                 attends: !single_tier,
                 hop: if hops { hop_bytes / configuration.hop.bandwidth } else { 0.0 },
                 hop_delay: if hops { configuration.hop.rtt / 2.0 } else { 0.0 },
@@ -163,157 +182,200 @@ impl Program {
         let last_slice = node + 1 == configuration.slices.len();
         let alone = configuration.slices.len() == 1;
         // The last slice sends token ids to the dispatcher beside slice 0: delay without weight.
-        let hop_bytes = if last_slice || alone {
-            0.0
+        let hop_bytes =
+            if last_slice { 0.0 } else { configuration.traffic.hop_bytes(&configuration.shape) };
+        let inside = if single_tier {
+            slice.tier1.attention(slice.local_rows, configuration.contexts.mean())
         } else {
-            configuration.traffic.hop_bytes(&configuration.shape)
+            0.0
         };
-        let local = slice.tier1.attention(slice.local_rows, configuration.contexts.mean());
         for layer in 0..=slice.layers {
             let ends = layer == slice.layers;
-            let mut seconds = match layer {
-                0 => slice.tier1.pre(self.rows),
-                _ if ends => slice.tier1.post(self.rows),
-                _ => slice.tier1.fused(self.rows),
+            let time = match layer {
+                0 => self.time(slice, Products::Pre, inside),
+                _ if ends && last_slice => self.time(slice, Products::PostAndClassify, 0.0),
+                _ if ends => self.time(slice, Products::Post, 0.0),
+                _ => self.time(slice, Products::Fused, inside),
             };
-            if ends && last_slice {
-                seconds += slice.tier1.classify(self.rows);
-            }
-            if !ends && single_tier {
-                seconds += local;
-            }
             self.steps.push(Step {
                 node: node as u32,
-                seconds,
+                time,
                 attends: !ends && !single_tier,
-                hop: if ends {
-                    hop_bytes * self.rows as f64 / configuration.hop.bandwidth
-                } else {
-                    0.0
-                },
+                hop: if ends { hop_bytes / configuration.hop.bandwidth } else { 0.0 },
                 hop_delay: if ends && !alone { configuration.hop.rtt / 2.0 } else { 0.0 },
             });
         }
     }
 
-    fn fan(&mut self, configuration: &Configuration, slice: &Slice) -> Fan {
-        let shape = &configuration.shape;
-        let local = match configuration.rules {
-            Rules::Full if !slice.is_single_tier() => {
-                slice.tier1.attention(slice.local_rows, configuration.contexts.mean())
-            }
-            _ => 0.0,
-        };
-        let mut shards = Vec::new();
+    fn push_ways(&mut self, configuration: &Configuration, slice: &Slice) {
+        let mean = configuration.contexts.mean();
+        let (near, far) = (configuration.inter.bandwidth, configuration.tier2_bandwidth);
+        let (shape, traffic) = (&configuration.shape, configuration.traffic);
+        if configuration.rules == Rules::Paper || slice.is_single_tier() {
+            let rows = slice.remote_rows() as f64;
+            let slowest = slice.tier2.iter().map(|group| group.kernels.attention(group.rows, mean));
+            self.ways.push(Way {
+                send: rows * traffic.out_bytes(shape) / near,
+                attend: slowest.fold(0.0, f64::max),
+                reply: rows * traffic.back_bytes(shape) / near,
+                ..Way::default()
+            });
+            return;
+        }
+        if slice.local_rows > 0 {
+            let attend = slice.tier1.attention(slice.local_rows, mean);
+            self.ways.push(Way { attend, ..Way::default() });
+        }
         for group in slice.tier2.iter().filter(|group| group.rows > 0) {
-            let out = configuration.traffic.out_bytes(shape) * group.rows as f64;
-            let back = configuration.traffic.back_bytes(shape) * group.rows as f64;
-            let (near, far) = (configuration.inter.bandwidth, configuration.tier2_bandwidth);
-            let (entries, copies) =
-                if configuration.is_uneven() { (group.nodes, 1) } else { (1, group.nodes) };
-            for _ in 0..entries {
-                let worker = self.workers as u32;
-                self.workers += 1;
+            let out = traffic.out_bytes(shape) * group.rows as f64;
+            let back = traffic.back_bytes(shape) * group.rows as f64;
+            let attend = group.kernels.attention(group.rows, mean);
+            for _ in 0..group.nodes {
+                let worker = self.ways.len() as u64;
                 let slowdown = straggler_factor(configuration, worker);
-                shards.push(ShardPath {
-                    worker,
-                    copies: copies as u32,
+                self.ways.push(Way {
                     send: out / near,
-                    send_extra: (out / far - out / near).max(0.0),
-                    attend: slowdown
-                        * group.kernels.attention(group.rows, configuration.contexts.mean()),
+                    send_far: out / far,
+                    attend: slowdown * attend,
                     samples: sample_attention(configuration, group, worker, slowdown),
                     reply: back / near,
-                    reply_node: back / far,
+                    reply_far: back / far,
                 });
             }
         }
-        Fan { local, shards }
     }
 
     /// Whether every service takes the time the bound reckons with.
     pub fn is_deterministic(&self) -> bool {
-        let mut shards = self.fans.iter().flat_map(|fan| &fan.shards);
-        self.jitter == 0.0 && shards.all(|shard| shard.samples.is_empty())
+        self.jitter == 0.0 && self.ways.iter().all(|way| way.samples.is_empty())
     }
 
-    /// Seconds of a pass in which nothing waits, split by what they are spent on.
-    pub fn unhindered(&self) -> Pass {
-        let mut pass = Pass::default();
-        let fans: Vec<Pass> = self.fans.iter().map(|fan| self.fan_unhindered(fan)).collect();
-        for step in &self.steps {
-            pass.tier1 += step.seconds;
-            pass.network += step.hop + step.hop_delay;
-            if step.attends {
-                let fan = &fans[step.node as usize];
-                pass.tier1 += fan.tier1;
-                pass.tier2 += fan.tier2;
-                pass.network += fan.network;
-            }
+    /// The attention worker of a node's lane.
+    pub fn way(&self, node: usize, lane: usize) -> &Way {
+        &self.ways[node * self.lanes.len() + lane]
+    }
+
+    /// How many steps of each node attend.
+    fn attends(&self) -> Vec<f64> {
+        let mut attends = vec![0.0; self.nodes];
+        for step in self.steps.iter().filter(|step| step.attends) {
+            attends[step.node as usize] += 1.0;
         }
-        pass
+        attends
     }
 
-    fn fan_unhindered(&self, fan: &Fan) -> Pass {
-        let mut sent = 0.0;
-        let mut slowest = Pass { tier1: fan.local, ..Pass::default() };
-        for shard in &fan.shards {
-            let copies = f64::from(shard.copies);
-            sent += copies * shard.send;
-            let reply = if self.whole_flights {
-                copies * shard.reply
-            } else {
-                shard.reply.max(shard.reply_node)
-            };
-            let network = sent + shard.send_extra + reply + 2.0 * self.delay;
-            if network + shard.attend > slowest.total() {
-                slowest = Pass { tier1: 0.0, tier2: shard.attend, network };
-            }
-        }
-        slowest
+    /// Seconds of a lane's pass on links and in delays, where nothing waits.
+    fn network(&self, lane: usize, attends: &[f64]) -> f64 {
+        let Lane { rows, local } = self.lanes[lane];
+        let hops: f64 = self.steps.iter().map(|step| step.hop * rows as f64 + step.hop_delay).sum();
+        let ways = attends.iter().enumerate().filter(|_| !local);
+        let ways =
+            ways.map(|(node, times)| times * (self.way(node, lane).transfer() + 2.0 * self.delay));
+        hops + ways.sum::<f64>()
     }
 
-    /// Rows per second no run can exceed, and what sets the limit: the busiest resource, or Little's law.
+    /// Seconds of a pass on links and in delays where nothing waits, averaged over rows.
+    pub fn network_seconds(&self) -> f64 {
+        let attends = self.attends();
+        let lanes = self.lanes.iter().enumerate();
+        let seconds = lanes.map(|(lane, own)| own.rows as f64 * self.network(lane, &attends));
+        seconds.sum::<f64>() / self.rows as f64
+    }
+
+    /// Rows per second no run can exceed, and what sets the limit.
     pub fn bound(&self) -> (f64, Bottleneck) {
-        let nodes = self.fans.len();
-        let (mut compute, mut hops, mut attends) =
-            (vec![0.0; nodes], vec![0.0; nodes], vec![0.0; nodes]);
+        let attends = self.attends();
+        let least = self.lanes.iter().map(|lane| lane.rows).min().expect("there is a lane");
+        let knots = self.times.iter().map(|time| {
+            Line::below(|rows| time.seconds(rows), least, self.rows, &time.kernels.knots())
+        });
+        let lines: Vec<Line> = knots.collect();
+        let mut local = None;
+        let mut away = f64::INFINITY;
+        for (lane, own) in self.lanes.iter().enumerate() {
+            let attention: f64 = attends
+                .iter()
+                .enumerate()
+                .map(|(node, times)| times * self.way(node, lane).attend)
+                .sum();
+            let pass = self.network(lane, &attends) + attention;
+            away = away.min(pass);
+            if own.local && attends.iter().any(|&times| times > 0.0) {
+                local = Some((lane, Local { rows: own.rows as f64, pass }));
+            }
+        }
+        let mut loads: Vec<Load> = (0..self.nodes)
+            .map(|node| {
+                let attention = local.map_or(0.0, |(lane, local)| {
+                    attends[node] * self.way(node, lane).attend / local.rows
+                });
+                Load::new(1.0, attention)
+            })
+            .collect();
+        let mut hops = vec![0.0; self.nodes];
         for step in &self.steps {
-            let node = step.node as usize;
-            compute[node] += step.seconds + if step.attends { self.fans[node].local } else { 0.0 };
-            hops[node] += step.hop;
-            attends[node] += f64::from(u8::from(step.attends));
+            loads[step.node as usize].add(lines[step.time as usize], 1.0);
+            hops[step.node as usize] += step.hop;
         }
-        let mut slowest = (self.unhindered().total() / self.flights as f64, Bottleneck::Latency);
-        let mut consider = |seconds: f64, what| {
-            if seconds > slowest.0 {
-                slowest = (seconds, what);
-            }
+        let demand = Demand {
+            rows: self.rows as f64,
+            rows_least: least as f64,
+            flights: self.flights as f64,
+            loads: &loads,
+            away,
+            remote: self.remote(&attends),
+            local: local.map(|(_, local)| local),
+            hop: hops.into_iter().fold(0.0, f64::max),
         };
-        for node in 0..nodes {
-            consider(compute[node], Bottleneck::Tier1Compute);
-            consider(hops[node], Bottleneck::HopLink);
-            let (mut out, mut back) = (0.0, 0.0);
-            for shard in &self.fans[node].shards {
-                let copies = f64::from(shard.copies);
-                out += copies * shard.send;
-                back += copies * shard.reply;
-                consider(attends[node] * shard.attend, Bottleneck::Tier2Compute);
-                // The paper's algorithm knows only the Tier-1 node's end of the link.
-                if !self.whole_flights {
-                    let slower = (shard.send + shard.send_extra).max(shard.reply_node);
-                    consider(attends[node] * slower, Bottleneck::Tier2Link);
-                }
-            }
-            consider(attends[node] * f64::max(out, back), Bottleneck::InterTierLink);
+        demand.limit()
+    }
+
+    /// Rows per second that reach Tier 2 at most: lanes go at their own pace, on links that they share.
+    fn remote(&self, attends: &[f64]) -> Option<(f64, Bottleneck)> {
+        let remote = || self.lanes.iter().enumerate().filter(|(_, lane)| !lane.local);
+        if attends.iter().all(|&times| times == 0.0) {
+            return None;
         }
-        (self.rows as f64 / slowest.0, slowest.1)
+        let slowest = |seconds: &dyn Fn(&Way) -> f64| {
+            let of = |(lane, own): (usize, &Lane)| {
+                let times = attends.iter().enumerate();
+                let busiest = times.map(|(node, times)| times * seconds(self.way(node, lane)));
+                own.rows as f64 / busiest.fold(0.0, f64::max)
+            };
+            remote().map(of).sum::<f64>()
+        };
+        let shared = |seconds: &dyn Fn(&Way) -> f64| {
+            let rows: f64 = remote().map(|(_, lane)| lane.rows as f64).sum();
+            let least = |(node, times): (usize, &f64)| {
+                let sum: f64 = remote().map(|(lane, _)| seconds(self.way(node, lane))).sum();
+                times * sum / rows
+            };
+            1.0 / attends.iter().enumerate().map(least).fold(0.0, f64::max)
+        };
+        let limits = [
+            (slowest(&|way| way.attend), Bottleneck::Tier2Compute),
+            (shared(&|way| way.send.max(way.reply)), Bottleneck::InterTierLink),
+            (slowest(&|way| way.send_far.max(way.reply_far)), Bottleneck::Tier2Link),
+        ];
+        limits.into_iter().min_by(|left, right| left.0.total_cmp(&right.0))
     }
 }
 
-fn straggler_factor(configuration: &Configuration, worker: u32) -> f64 {
+/// The lanes of a slice: its own memory first, then every Tier-2 node.
+fn lanes_of(rules: Rules, slice: &Slice) -> Vec<Lane> {
+    if rules == Rules::Paper || slice.is_single_tier() {
+        return vec![Lane { rows: slice.rows(), local: slice.is_single_tier() }];
+    }
+    let own = (slice.local_rows > 0).then_some(Lane { rows: slice.local_rows, local: true });
+    let groups = slice.tier2.iter().filter(|group| group.rows > 0);
+    let remote =
+        groups.flat_map(|group| vec![Lane { rows: group.rows, local: false }; group.nodes]);
+    own.into_iter().chain(remote).collect()
+}
+
+fn straggler_factor(configuration: &Configuration, worker: u64) -> f64 {
     let disturbance = &configuration.disturbance;
-    let mut random = Random::new(mix(configuration.seed ^ 0x57A6) ^ u64::from(worker));
+    let mut random = Random::new(mix(configuration.seed ^ 0x57A6) ^ worker);
     if random.unit() < disturbance.straggler_share {
         1.0 + disturbance.straggler_extra
     } else {
@@ -323,12 +385,12 @@ fn straggler_factor(configuration: &Configuration, worker: u32) -> f64 {
 
 fn sample_attention(
     configuration: &Configuration,
-    group: &crate::configuration::Group,
-    worker: u32,
+    group: &Group,
+    worker: u64,
     slowdown: f64,
 ) -> Vec<f64> {
     let Contexts::Sampled(workload) = &configuration.contexts else { return Vec::new() };
-    let mut random = Random::new(mix(configuration.seed ^ 0xC0) ^ u64::from(worker));
+    let mut random = Random::new(mix(configuration.seed ^ 0xC0) ^ worker);
     let mean_of = |random: &mut Random| {
         (0..group.rows).map(|_| workload.draw_context(random)).sum::<f64>() / group.rows as f64
     };

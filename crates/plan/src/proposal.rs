@@ -10,7 +10,7 @@ use crate::search::{
     Effort, Evaluation, FRONT_STEP, Objective, SITE_STEP, best_at, evaluate, fewest_flights, front,
     runners_up, search,
 };
-use crate::space::{Candidate, Site, Space};
+use crate::space::{Candidate, Site, Space, Wish};
 use crate::workload::Workload;
 
 /// Runners-up that are shown.
@@ -65,7 +65,11 @@ pub fn propose(
     }
     let found = search(space, objective, true)?;
     let best = fewest_flights(space, &found.site, &found.best);
-    let (front, work) = front(space)?;
+    let (mut front, work) = front(space)?;
+    // The front's batches are coarser than the search's.
+    if let Some(last) = front.last_mut().filter(|last| last.cost == best.cost) {
+        *last = best.clone();
+    }
     let neighbours = neighbours(space, &found.site, &found.best)?;
     let runners_up = runners_up(space, objective, &best.candidate, RUNNERS_UP);
     let report = simulate(&space.configuration(&found.site, &best.candidate));
@@ -113,13 +117,14 @@ fn neighbours(space: &Space, site: &Site, best: &Evaluation) -> Result<Vec<Neigh
             found.push(Neighbour { change: step.to_owned(), evaluation: at(Some(tier1), tier2) });
         }
     }
-    let candidates = space.candidates(site);
-    for (change, wanted) in [
+    for (change, batch) in [
         ("a batch a tenth smaller", batch * 9 / 10),
         ("a batch a tenth larger", (batch * 11).div_ceil(10)),
     ] {
-        let near = candidates.iter().find(|candidate| candidate.batch == wanted && wanted != batch);
-        let evaluation = near.map(|candidate| evaluate(space, site, candidate));
+        let Candidate { pool, local_rows, .. } = best.candidate;
+        let local_rows = if tier2 == 0 { batch } else { local_rows };
+        let near = space.choose(&Wish { tier1, tier2, pool, batch, local_rows, flights: None });
+        let evaluation = near.ok().map(|(site, candidate)| evaluate(space, &site, &candidate));
         found.push(Neighbour { change: change.to_owned(), evaluation });
     }
     Ok(found)

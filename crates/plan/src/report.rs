@@ -4,8 +4,9 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use crate::bound::Bottleneck;
 use crate::configuration::Configuration;
-use crate::program::{Bottleneck, Program};
+use crate::program::Program;
 use crate::simulator;
 use crate::trace::Trace;
 
@@ -66,7 +67,7 @@ pub struct Report {
     pub flights: usize,
     /// Busy share of every Tier-1 node.
     pub tier1_busy: Vec<f64>,
-    /// Busy share of every simulated Tier-2 node; one stands for its group where all are alike.
+    /// Busy share of every Tier-2 node, slice by slice; under the paper's rules one stands for a slice's.
     pub tier2_busy: Vec<f64>,
     /// Busy share of every Tier-1 node's outgoing inter-tier link.
     pub link_busy: Vec<f64>,
@@ -91,16 +92,17 @@ pub fn simulate_traced(configuration: &Configuration) -> (Report, Trace) {
 fn report(configuration: &Configuration, trace: Option<&mut Trace>) -> Report {
     let program = Program::of(configuration);
     let outcome = simulator::run(&program, trace);
-    let pass = program.unhindered();
+    let network = program.network_seconds();
+    let (tier1, tier2) = (outcome.tier1_seconds, outcome.tier2_seconds);
     Report {
         tokens_per_second: outcome.rows_per_second,
-        bound_tokens_per_second: program.bound().0,
+        bound_tokens_per_second: outcome.bound,
         bottleneck: outcome.bottleneck,
         time_per_token: TokenTime {
-            tier1_compute: pass.tier1,
-            tier2_compute: pass.tier2,
-            network: pass.network,
-            queueing: (outcome.pass_seconds - pass.total()).max(0.0),
+            tier1_compute: tier1,
+            tier2_compute: tier2,
+            network,
+            queueing: (outcome.pass_seconds - tier1 - tier2 - network).max(0.0),
         },
         rows: program.rows,
         flights: program.flights,

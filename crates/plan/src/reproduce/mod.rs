@@ -147,7 +147,7 @@ mod tests {
             ("throughput, 16 T4 + 16 CPU over 16 T4", 0.03),
             ("throughput, 16 T4 + 48 CPU over 16 T4", 0.03),
             ("throughput per GPU at 16K over a single tier", 0.03),
-            ("cost per token/s at 16K", 0.03),
+            ("cost per token/s at 16K", 0.05),
             ("cost per token/s, 16 T4 over 16 T4 + 48 CPU", 0.03),
         ] {
             check(what, mark);

@@ -10,7 +10,7 @@ use crate::tier1::{Stage, Tier1Action, Tier1Event, Tier1Node, Tier1Work};
 use crate::tier2::Tier2Node;
 use glinthawk_flight::{PAGE_POSITIONS, Row};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
 /// The simulated cluster's shape.
 #[derive(Clone, Debug)]
@@ -109,6 +109,9 @@ struct Cluster<'a, C> {
     links: HashMap<Link, u64>,
     dispatcher: Dispatcher,
     tier1: Vec<Tier1>,
+    /// Slices that something happened to at this moment. A worker takes in all that is there before
+    /// it starts, so they start when the moment is over.
+    stirred: BTreeSet<usize>,
     tier2: BTreeMap<(usize, u32), Tier2>,
     completions: BTreeMap<PromptId, Completion>,
 }
@@ -151,6 +154,7 @@ pub fn run<C: Costs>(
         links: HashMap::new(),
         dispatcher: Dispatcher::new(config.clone()),
         tier1,
+        stirred: BTreeSet::new(),
         tier2,
         completions: BTreeMap::new(),
     };
@@ -177,7 +181,12 @@ impl<C: Costs> Cluster<'_, C> {
 
     fn drive(mut self) -> Result<Report, Failure> {
         let mut events = 0;
-        while let Some(Reverse((time_ns, sequence))) = self.heap.pop() {
+        loop {
+            let next = self.heap.peek();
+            if next.is_none_or(|Reverse((time_ns, _))| *time_ns > self.now_ns) {
+                std::mem::take(&mut self.stirred).into_iter().for_each(|slice| self.start(slice));
+            }
+            let Some(Reverse((time_ns, sequence))) = self.heap.pop() else { break };
             self.now_ns = time_ns;
             events += 1;
             let event = self.events.remove(&sequence).expect("scheduled once");
@@ -268,13 +277,16 @@ impl<C: Costs> Cluster<'_, C> {
                 Tier1Action::Leave(launch) => self.leave(slice, launch),
             }
         }
-        if let Some(work) = self.tier1[slice].node.start() {
-            let node = &self.tier1[slice].node;
-            let rows = work.shards.iter().map(|shard| node.rows(*shard).len()).sum();
-            let cost_ns = self.costs.tier1_ns(slice, &work, rows);
-            self.tier1[slice].work = Some(work);
-            self.schedule(self.now_ns + cost_ns, Event::Tier1Computed { slice });
-        }
+        self.stirred.insert(slice);
+    }
+
+    fn start(&mut self, slice: usize) {
+        let Some(work) = self.tier1[slice].node.start() else { return };
+        let node = &self.tier1[slice].node;
+        let rows = work.shards.iter().map(|shard| node.rows(*shard).len()).sum();
+        let cost_ns = self.costs.tier1_ns(slice, &work, rows);
+        self.tier1[slice].work = Some(work);
+        self.schedule(self.now_ns + cost_ns, Event::Tier1Computed { slice });
     }
 
     fn leave(&mut self, slice: usize, launch: Launch) {
