@@ -44,17 +44,16 @@ run() {
     fi
 }
 
-# run_steadily INPUT OPTION...: as run, and leaves in STEADY the lines per second between a fifth and four
-# fifths of them: a job that starts and ends with all seats taken, and is not yet or no longer so, says
-# little about one of hours.
+# run_steadily INPUT OPTION...: as run, and leaves in STEADY the lines per second between a fifth and three
+# fifths of them: with three prompts for each seat all seats are taken meanwhile, as in a job of hours.
 run_steadily() {
     local input=$1 total finished=0 began=
     total=$(wc -l < "$input")
     rm -f "$FOLDER/out.jsonl"
     run "$@" &
     CHILDREN=($!)
-    while kill -0 "${CHILDREN[0]}" 2> /dev/null && [ "$finished" -lt $((total * 4 / 5)) ]; do
-        sleep 0.1
+    while kill -0 "${CHILDREN[0]}" 2> /dev/null && [ "$finished" -lt $((total * 3 / 5)) ]; do
+        sleep 0.5
         finished=$({ cat "$FOLDER/out.jsonl" 2> /dev/null || true; } | wc -l)
         if [ -z "$began" ] && [ "$finished" -ge $((total / 5)) ]; then began="$EPOCHREALTIME $finished"; fi
     done

@@ -90,6 +90,10 @@ impl Engine {
     /// the last call.
     pub fn advance(&mut self) -> Result<Vec<EngineEvent>, ClusterError> {
         let mut homes = Vec::new();
+        // Here and not when a prompt or a shard comes: whoever calls has submitted what there is.
+        let mut launches = Vec::new();
+        self.dispatcher.fill(&mut launches);
+        self.act(launches);
         self.send_launches()?;
         if !self.launched.is_empty() {
             self.fabric.advance(&mut homes)?;
@@ -101,7 +105,6 @@ impl Engine {
             }
             self.dispatch(DispatcherEvent::Home(home));
         }
-        self.send_launches()?;
         Ok(std::mem::take(&mut self.events))
     }
 
@@ -116,6 +119,10 @@ impl Engine {
     fn dispatch(&mut self, event: DispatcherEvent) {
         let mut actions = Vec::new();
         self.dispatcher.on(event, self.created.elapsed().as_nanos() as u64, &mut actions);
+        self.act(actions);
+    }
+
+    fn act(&mut self, actions: Vec<DispatcherAction>) {
         for action in actions {
             match action {
                 DispatcherAction::Launch(launch) => self.launches.push(launch),

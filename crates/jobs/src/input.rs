@@ -29,6 +29,9 @@ impl Input {
                 let fail = |source| JobError::OpenInput { path: path.clone(), source };
                 let file = File::open(path).map_err(fail)?;
                 let metadata = file.metadata().map_err(fail)?;
+                if metadata.is_dir() {
+                    return Err(fail(io::ErrorKind::IsADirectory.into()));
+                }
                 let size = metadata.is_file().then_some(metadata.len());
                 Ok((Box::new(BufReader::with_capacity(BUFFER_BYTES, file)), size))
             }

@@ -214,7 +214,7 @@ fn open_locked(path: &Path) -> Result<File, JobError> {
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(|source| {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             match folder {
-                Some(folder) if source.kind() == io::ErrorKind::NotFound => {
+                Some(folder) if source.kind() == io::ErrorKind::NotFound && !folder.exists() => {
                     JobError::NoFolder { path: path.to_owned(), folder: folder.to_owned() }
                 }
                 _ => fail("open", source),

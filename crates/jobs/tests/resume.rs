@@ -211,6 +211,8 @@ fn a_bad_place_for_input_or_output_is_told() {
         Job::open(&options, case.model.clone().into()).err().unwrap().to_string()
     };
     assert!(open("missing.jsonl", "out.jsonl").starts_with("cannot open input "));
+    assert!(open(".", "out.jsonl").starts_with("cannot open input "));
+    assert!(!folder.join("out.jsonl").exists());
     assert!(open("in.jsonl", "none/out.jsonl").ends_with("none does not exist"));
     assert!(open("in.jsonl", "in.jsonl").ends_with("is the input file itself"));
     assert!(open("in.jsonl", ".").starts_with("cannot open output "));

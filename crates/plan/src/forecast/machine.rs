@@ -369,10 +369,10 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Submits prompts while the dispatcher wants some.
+    /// Submits prompts while the dispatcher wants some, and launches.
     fn feed(&mut self) {
         while self.dispatcher.wants_prompts() {
-            let Some((index, length)) = self.lengths.next() else { return };
+            let Some((index, length)) = self.lengths.next() else { break };
             self.dispatch(DispatcherEvent::Submit(Prompt {
                 id: PromptId(index as u64),
                 tokens: vec![0; length.prompt],
@@ -382,13 +382,18 @@ impl<'a> Machine<'a> {
                 watched: false,
             }));
         }
+        self.launch();
     }
 
     fn dispatch(&mut self, event: DispatcherEvent) {
+        // A prompt that is too long gets an error line and takes no time.
+        self.dispatcher.on(event, (self.now * 1e9) as u64, &mut Vec::new());
+    }
+
+    fn launch(&mut self) {
         let mut actions = Vec::new();
-        self.dispatcher.on(event, (self.now * 1e9) as u64, &mut actions);
+        self.dispatcher.fill(&mut actions);
         for action in actions {
-            // A prompt that is too long gets an error line and takes no time.
             if let DispatcherAction::Launch(launch) = action {
                 self.attention.insert(launch.shard, self.attention_seconds(&launch));
                 self.launched.insert(launch.shard, self.now);

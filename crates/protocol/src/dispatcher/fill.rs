@@ -14,8 +14,10 @@ struct Manifest {
 }
 
 impl Dispatcher {
-    /// Plans and launches every shard that is home and has something to do.
-    pub(super) fn fill(&mut self, actions: &mut Vec<DispatcherAction>) {
+    /// Plans and launches every shard that is home and has something to do. Asking late, after all that
+    /// has happened was taken in, makes fuller flights: one that leaves with a single row comes home no
+    /// sooner than a full one.
+    pub fn fill(&mut self, actions: &mut Vec<DispatcherAction>) {
         let home = self.shards.iter().filter(|(shard, state)| {
             let waits =
                 self.config.merge == Merge::WholeFlights && self.flight_in_air(shard.flight);
@@ -37,6 +39,7 @@ impl Dispatcher {
                 actions.push(DispatcherAction::Launch(self.launch(shard, manifest)));
             }
         }
+        self.count_pages();
     }
 
     fn flight_in_air(&self, flight: u32) -> bool {

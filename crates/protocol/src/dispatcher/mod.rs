@@ -171,10 +171,13 @@ impl Dispatcher {
         }
     }
 
-    /// Whether another prompt should be submitted now: enough wait to fill what comes home next.
+    /// Whether another prompt should be submitted now: enough wait to fill what comes home next, and
+    /// every seat that is free.
     pub fn wants_prompts(&self) -> bool {
         let rows = self.config.rows_per_lane as usize * self.lanes.len();
-        self.queue.len() < rows.max(16)
+        let seated = self.entries.len() - self.queue.len();
+        let free = (self.config.flights as usize * rows).saturating_sub(seated);
+        self.queue.len() < free.max(rows).max(16)
     }
 
     /// Whether no prompt is inside.
@@ -202,14 +205,19 @@ impl Dispatcher {
         &self.stats
     }
 
-    /// Takes an event at time `now_ns`; appends what is to be done.
+    /// Takes an event at time `now_ns`; appends what is to be done. Nothing is launched before [`fill`].
+    ///
+    /// [`fill`]: Self::fill
     pub fn on(&mut self, event: DispatcherEvent, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
         match event {
             DispatcherEvent::Submit(prompt) => self.submit(prompt, now_ns, actions),
             DispatcherEvent::Stop(id, kept) => self.stop(id, kept, now_ns, actions),
             DispatcherEvent::Home(home) => self.home(home, now_ns, actions),
         }
-        self.fill(actions);
+        self.count_pages();
+    }
+
+    fn count_pages(&mut self) {
         let used: u32 = self.lanes.iter().map(|lane| lane.pages.used()).sum();
         assert!(used == 0 || !self.entries.is_empty(), "{used} pages are held by no prompt");
         self.stats.pages_used_max = self.stats.pages_used_max.max(used);

@@ -242,6 +242,7 @@ impl<C: Costs> Cluster<'_, C> {
     fn dispatch(&mut self, event: DispatcherEvent) -> Result<(), Failure> {
         let mut actions = Vec::new();
         self.dispatcher.on(event, self.now_ns, &mut actions);
+        self.dispatcher.fill(&mut actions);
         for action in actions {
             match action {
                 DispatcherAction::Launch(launch) => {
