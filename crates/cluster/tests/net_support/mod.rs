@@ -1,5 +1,5 @@
 //! Shared by the network tests: controllers on loopback, a peer of raw bytes, captured log lines.
-#![allow(dead_code)] // each test binary uses its own part
+#![allow(dead_code, reason = "every test file uses its own part")]
 
 use glinthawk_cluster::net::{
     Config, Controller, Event, HELLO_BYTES, Hello, LostReason, Peer, Status, Token,
