@@ -182,6 +182,19 @@ impl WeightBench {
     }
 }
 
+/// One layer's pages, `bytes` of them in all, filled; and how many.
+fn filled_pages(
+    config: &ModelConfig,
+    bytes: usize,
+    isa: Isa,
+    threads: Arc<Threads>,
+) -> Result<(CpuContext, usize), ComputeError> {
+    let pages = (bytes / CpuContext::page_bytes(config, 1)).max(1);
+    let mut context = CpuContext::new(config, 1, pages, isa, threads)?;
+    context.fill(bf16::from_f32(0.25));
+    Ok((context, pages))
+}
+
 /// One layer's context, for the time of attention.
 pub struct ContextBench {
     config: ModelConfig,
@@ -197,9 +210,7 @@ impl ContextBench {
         isa: Isa,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
-        let pages = (bytes / CpuContext::page_bytes(config, 1)).max(1);
-        let mut context = CpuContext::new(config, 1, pages, isa, threads)?;
-        context.fill(bf16::from_f32(0.25));
+        let (context, pages) = filled_pages(config, bytes, isa, threads)?;
         Ok(Self { config: config.clone(), context, pages })
     }
 

@@ -1,6 +1,7 @@
 //! Single stages of a layer, timed as the engine meets them: every repetition turns to other layers
 //! or other pages, so that no cache holds what a real run would have to load again.
 
+use super::filled_pages;
 use crate::sample::{Sampler, sample};
 use crate::{
     AttendRow, ComputeError, ContextKernels, CpuContext, CpuWeights, Isa, ShardIn, ShardOut,
@@ -163,9 +164,7 @@ impl AttentionBench {
         isa: Isa,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
-        let pages = (bytes / CpuContext::page_bytes(config, 1)).max(1);
-        let mut context = CpuContext::new(config, 1, pages, isa, threads)?;
-        context.fill(bf16::from_f32(0.25));
+        let (context, pages) = filled_pages(config, bytes, isa, threads)?;
         Ok(Self { config: config.clone(), context, pages, layers, calls: 0, pool: Pool::new(2) })
     }
 
