@@ -70,6 +70,11 @@ impl Engine {
         self.dispatcher.wants_prompts()
     }
 
+    /// Rows of a flight.
+    pub fn flight_rows(&self) -> usize {
+        self.dispatcher.flight_rows()
+    }
+
     /// Whether no prompt is inside.
     pub fn is_idle(&self) -> bool {
         self.dispatcher.is_idle()

@@ -8,6 +8,9 @@ use std::time::Duration;
 
 /// How long an idle engine waits for a line before it looks at the interrupt again.
 const WAIT_IDLE: Duration = Duration::from_millis(50);
+/// How long a busy one does while a flight's worth is missing: a file's next line is there sooner, and
+/// a flight that leaves with a few rows is away as long as a full one.
+const WAIT_BUSY: Duration = Duration::from_millis(2);
 
 /// Runs a job to its end or until `interrupted` is set; calls `observe` after every batch.
 pub fn run_job(
@@ -18,10 +21,18 @@ pub fn run_job(
 ) -> Result<(), ClusterError> {
     let mut exhausted = false;
     while !interrupted.load(Ordering::Relaxed) {
+        let mut submitted = 0;
         while !exhausted && engine.wants_prompts() {
-            let wait = if engine.is_idle() { WAIT_IDLE } else { Duration::ZERO };
+            let wait = match submitted {
+                _ if engine.is_idle() => WAIT_IDLE,
+                few if few < engine.flight_rows() => WAIT_BUSY,
+                _ => Duration::ZERO,
+            };
             match job.next(wait)? {
-                Next::Prompt(prompt) => engine.submit(prompt),
+                Next::Prompt(prompt) => {
+                    engine.submit(prompt);
+                    submitted += 1;
+                }
                 Next::Later => break,
                 Next::Exhausted => exhausted = true,
             }

@@ -73,19 +73,21 @@ impl Pool {
     }
 
     /// A buffer of `len_bytes` bytes with unspecified content: the smallest idle one that fits,
-    /// so that a small message does not run off with a large buffer.
+    /// so that a small message does not run off with a large buffer; of several, the one given
+    /// back last, whose memory a cache may still hold.
     pub fn take(&self, len_bytes: usize) -> Buffer {
         let lines_needed = len_bytes.div_ceil(LINE_BYTES);
         if lines_needed == 0 {
             return Buffer::default();
         }
         let mut free = self.free.lock().expect("no panic while the pool is locked");
-        let fits = free.iter().enumerate().filter(|(_, buffer)| buffer.lines.len() >= lines_needed);
+        let last_first = free.iter().enumerate().rev();
+        let fits = last_first.filter(|(_, buffer)| buffer.lines.len() >= lines_needed);
         let Some((index, _)) = fits.min_by_key(|(_, buffer)| buffer.lines.len()) else {
             drop(free);
             return Buffer::zeroed(len_bytes);
         };
-        let mut buffer = free.swap_remove(index);
+        let mut buffer = free.remove(index);
         buffer.len_bytes = len_bytes;
         buffer
     }

@@ -12,6 +12,7 @@ use crate::{ComputeError, Isa, ShardIn, ShardOut, Threads, WeightKernels};
 use glinthawk_flight::Buffer;
 use glinthawk_model::{LayerTensor, ModelConfig, Tensor};
 use half::bf16;
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -298,8 +299,10 @@ impl WeightKernels for X86Weights {
         let mut first = 0;
         for shard in shards {
             let values = &shard.attended.bf16()[..shard.slab.len() * width];
+            let slab = &self.slab[shard.slab.start * self.stride..];
             share_rows(&self.threads, shard.slab.len(), |row| {
                 copy_row(&values[row * width..][..width], &into, first + row);
+                fetch(&slab[row * self.stride..][..self.stride]);
             });
             first += shard.slab.len();
         }
@@ -353,6 +356,14 @@ fn share_rows(threads: &Threads, rows: usize, task: impl Fn(usize) + Sync) {
     threads.for_each(rows.div_ceil(RUN), |run| {
         (run * RUN..((run + 1) * RUN).min(rows)).for_each(&task)
     });
+}
+
+/// Asks for values that will be wanted soon: a residual has waited in memory while its row was away.
+fn fetch(values: &[f32]) {
+    for line in values.chunks(16) {
+        // SAFETY: a prefetch changes nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+    }
 }
 
 fn padded(mut values: Vec<f32>, len: usize) -> Vec<f32> {
