@@ -318,6 +318,9 @@ pub struct ProfileArgs {
     pub isa: Option<Isa>,
 }
 
+/// Rows in a batch, where nothing says which are best.
+pub const BATCH_DEFAULT: u32 = 256;
+
 /// Options that choose and size the engine.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Model and engine")]
@@ -326,9 +329,10 @@ pub struct EngineArgs {
     #[arg(long, short, default_value = DEFAULT_MODEL)]
     pub model: String,
     /// Rows in a batch, for each attention worker: one for each prompt that generates, the rest for
-    /// prefill
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub batch: u32,
+    /// prefill [default: 256; where a job runs in one process, the best for it by a profile of this
+    /// machine]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub batch: Option<u32>,
     /// Batches in flight at once [default: 1, or 3 for each Tier-1 node of a cluster]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub flights: Option<u32>,
@@ -351,11 +355,16 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
+    /// Rows in a batch, where nobody chose.
+    pub fn batch(&self) -> u32 {
+        self.batch.unwrap_or(BATCH_DEFAULT)
+    }
+
     /// A small engine for short measurements: everything else at its default.
     pub fn of(model: &str, threads: Option<u32>, isa: Option<Isa>) -> Self {
         Self {
             model: model.to_owned(),
-            batch: 256,
+            batch: None,
             flights: None,
             chunk: 256,
             context_memory: Some(256 << 20),

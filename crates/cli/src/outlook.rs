@@ -1,6 +1,7 @@
-//! The forecast that `run` makes before a job, and what it says of it afterwards.
+//! What `run` knows of a job before it begins: how long its lines are, which batch is best for it here, what it
+//! will take; and what it says of that afterwards.
 
-use crate::args::{ClusterArgs, EngineArgs};
+use crate::args::{BATCH_DEFAULT, ClusterArgs, EngineArgs};
 use crate::planned::Planned;
 use crate::progress::say;
 use crate::setup::{self, Opened};
@@ -8,18 +9,25 @@ use crate::{profile, units};
 use glinthawk_cluster::{Layout, RunStats, allowed_cores};
 use glinthawk_jobs::{Generation, Input};
 use glinthawk_plan::{
-    Deployment, Kernels, Length, Place, Profile, Shape, Workload, even_slices, forecast,
+    Deployment, Forecast, Kernels, Length, Place, Profile, Shape, Workload, even_slices, forecast,
 };
 use glinthawk_protocol::PromptId;
 use serde::Serialize;
 use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 use std::sync::Arc;
 
 /// Lines that are read to learn how long prompts are.
 const LINES_MAX: usize = 2000;
+/// Lines of a job that a forecast is given; more of the same take proportionally longer.
+const LINES_FORECAST: usize = 50_000;
+/// Parameters times tokens from which on a job takes longer than a brief profile of the machine, by far.
+const WORK_PROFILED: f64 = 2e13;
+/// Batches that are weighed against each other.
+const BATCHES: [u32; 6] = [32, 64, 128, 256, 512, 1024];
+/// A batch is larger than it needs to be where it gains less than this.
+const GAIN_MIN: f64 = 0.01;
 /// Tokens a completion is taken to have where its request does not say how many it may have.
 const OUTPUT_DEFAULT: u32 = 256;
 
@@ -36,26 +44,116 @@ pub struct Outlook {
     pub usd: Option<f64>,
 }
 
+/// The lengths of a job's lines.
+pub struct Expected {
+    /// Those of some lines.
+    workload: Workload,
+    /// How many lines there are.
+    lines: usize,
+}
+
+impl Expected {
+    /// Reads some lines of a job and counts the others; `None` where the input is not a file, or no line can be run.
+    pub fn of(input: &Input, opened: &Opened) -> Option<Self> {
+        let Input::File(path) = input else { return None };
+        let mut lengths = Vec::new();
+        let mut lines = 0;
+        for line in BufReader::new(File::open(path).ok()?).split(b'\n') {
+            let line = line.ok()?;
+            if line.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            lines += 1;
+            if lines <= LINES_MAX
+                && let Some(length) = length(&line, opened)
+            {
+                lengths.push(length);
+            }
+        }
+        Some(Self { workload: Workload::new(&path.display().to_string(), lengths).ok()?, lines })
+    }
+
+    /// Prompt and generated tokens of all lines.
+    fn tokens(&self) -> f64 {
+        let read = self.workload.lengths().len() as f64;
+        (self.workload.rows() + read) * self.lines as f64 / read
+    }
+
+    /// What all lines take.
+    fn forecast(&self, deployment: &Deployment) -> Forecast {
+        let lengths = self.workload.lengths();
+        let lines = self.lines.min(LINES_FORECAST);
+        // The lines that were read stand for all.
+        let all = (0..lines).map(|line| lengths[line % lengths.len()]).collect();
+        let all = Workload::new(&self.workload.name, all).expect("lengths that were valid");
+        let mut forecast = forecast(deployment, &all, None);
+        let scale = self.lines as f64 / lines as f64;
+        forecast.seconds *= scale;
+        forecast.tokens *= scale;
+        forecast
+    }
+}
+
+/// Chooses the batch for a job in this process, where the options leave it open: the smallest that is as good as any by
+/// a profile of this machine. Takes one first where there is none and the job is worth it.
+///
+/// On one machine that is the whole plan: tiers that share its cores and memory would only add messages.
+pub fn choose_batch(
+    expected: &Expected,
+    opened: &Opened,
+    (engine, cluster): (&EngineArgs, &ClusterArgs),
+) -> anyhow::Result<Option<u32>> {
+    if engine.batch.is_some() || engine.flights.is_some() || !cluster.is_one_process() {
+        return Ok(None);
+    }
+    let config = opened.model.config();
+    let shape = Shape::of(opened.model.name(), config);
+    if deployment(opened, (engine, cluster)).is_none() {
+        if shape.model_bytes() / 2.0 * expected.tokens() < WORK_PROFILED {
+            return Ok(None);
+        }
+        say("there is no profile of this machine for such a model yet: taking a brief one");
+        profile::keep_brief(&opened.model, engine)?;
+    }
+    let mut best: Option<(u32, f64)> = None;
+    let mut usual = None;
+    for batch in BATCHES {
+        let engine = EngineArgs { batch: Some(batch), ..engine.clone() };
+        let Some(deployment) = deployment(opened, (&engine, cluster)) else { continue };
+        if !deployment.tier1.knots().last().is_some_and(|largest| *largest >= batch as usize) {
+            continue;
+        }
+        let rate = expected.forecast(&deployment).tokens_per_second();
+        if batch == BATCH_DEFAULT {
+            usual = Some(rate);
+        }
+        if best.is_none_or(|(_, best)| rate > best * (1.0 + GAIN_MIN)) {
+            best = Some((batch, rate));
+        }
+    }
+    let Some((batch, rate)) = best else { return Ok(None) };
+    let beside = match usual {
+        Some(usual) if batch != BATCH_DEFAULT => {
+            format!(" ({BATCH_DEFAULT} rows: {usual:.0})")
+        }
+        _ => String::new(),
+    };
+    say(format_args!("batches of {batch} rows are best for this job: {rate:.0} tokens/s{beside}"));
+    Ok(Some(batch))
+}
+
 impl Outlook {
     /// Forecasts a job from a profile that was taken here, else from its plan; `None` where neither says anything.
     pub fn of(
-        input: &Input,
+        expected: &Expected,
         opened: &Opened,
         options: (&EngineArgs, &ClusterArgs),
         planned: Option<&Planned>,
     ) -> Option<Self> {
-        let Input::File(path) = input else { return None };
-        let (workload, lines) = workload(path, opened)?;
-        // The lines that were read stand for all.
-        let scale = lines as f64 / workload.lengths().len() as f64;
-        let tokens = (workload.rows() + workload.lengths().len() as f64) * scale;
-        let deployment = deployment(opened, options);
-        let (source, seconds) = match (deployment, planned) {
+        let tokens = expected.tokens();
+        let (source, seconds) = match (deployment(opened, options), planned) {
             (Some(deployment), _) => {
-                let lengths = workload.lengths();
-                let all = (0..lines).map(|line| lengths[line % lengths.len()]).collect();
-                let all = Workload::new(&workload.name, all).ok()?;
-                ("a profile of this machine", forecast(&deployment, &all, None).seconds)
+                ("a profile of this machine", expected.forecast(&deployment).seconds)
             }
             (None, Some(planned)) => ("the plan", tokens / planned.plan.forecast.tokens_per_second),
             (None, None) => return None,
@@ -91,25 +189,6 @@ impl Outlook {
     fn dollars(&self, seconds: f64) -> String {
         self.usd.map_or(String::new(), |usd| format!(", ${:.2}", usd / self.seconds * seconds))
     }
-}
-
-/// The lengths of some lines, and how many lines there are.
-fn workload(path: &Path, opened: &Opened) -> Option<(Workload, usize)> {
-    let mut lengths = Vec::new();
-    let mut lines = 0;
-    for line in BufReader::new(File::open(path).ok()?).split(b'\n') {
-        let line = line.ok()?;
-        if line.iter().all(u8::is_ascii_whitespace) {
-            continue;
-        }
-        lines += 1;
-        if lines <= LINES_MAX
-            && let Some(length) = length(&line, opened)
-        {
-            lengths.push(length);
-        }
-    }
-    Some((Workload::new(&path.display().to_string(), lengths).ok()?, lines))
 }
 
 /// A request's lengths; `None` where it cannot be run, and takes no time.

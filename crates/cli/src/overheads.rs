@@ -36,7 +36,7 @@ fn steps(engine: &EngineArgs, layers: usize) -> anyhow::Result<(f64, f64)> {
     let opened = setup::open(engine)?;
     let mut measured = [0.0; 2];
     for (seconds, rows) in measured.iter_mut().zip([1, ROWS]) {
-        let engine = EngineArgs { batch: rows, ..engine.clone() };
+        let engine = EngineArgs { batch: Some(rows), ..engine.clone() };
         let mut loaded = setup::load(&engine, &opened)?;
         let job = bench::FixedJob { prompts: rows, input: 1, output: TOKENS };
         bench::run_once(&mut loaded, job, opened.served.vocab, 0)?;

@@ -38,7 +38,7 @@ impl Planned {
         };
         let engine = EngineArgs {
             model: plan.model.clone(),
-            batch: self.number("batch", batch)?,
+            batch: Some(self.number("batch", batch)?),
             flights: Some(self.number("flights", plan.flights)?),
             chunk: self.number("chunk", plan.chunk)?,
             context_memory: Some(context.bytes),

@@ -106,7 +106,8 @@ pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         (false, true) => Effort::quick(),
         (false, false) => Effort::full(),
     };
-    let profile = measure(&model, args, isa, threads, &effort)?;
+    let engine = EngineArgs::of(&args.model, args.threads, args.isa);
+    let profile = measure(&model, &engine, isa, threads, &effort)?;
     let path = match &args.output {
         Some(path) => path.clone(),
         None => cached(model.config(), &profile.provenance)?,
@@ -119,6 +120,14 @@ pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         units::seconds(started.elapsed().as_secs_f64())
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Takes a brief profile for the engine that `run` is about to start, and keeps it.
+pub fn keep_brief(model: &Model, engine: &EngineArgs) -> anyhow::Result<()> {
+    let (isa, threads) = (setup::isa(engine.isa)?, setup::threads(engine.threads)?);
+    let engine = EngineArgs::of(&engine.model, engine.threads, engine.isa);
+    let profile = measure(model, &engine, isa, threads, &Effort::brief())?;
+    Ok(profile.write(&cached(model.config(), &profile.provenance)?)?)
 }
 
 /// Where a profile is kept that `run` may use for its forecasts.
@@ -162,7 +171,7 @@ pub fn provenance(isa: Isa, threads: usize) -> Provenance {
 
 fn measure(
     model: &Model,
-    args: &ProfileArgs,
+    engine: &EngineArgs,
     isa: Isa,
     count: usize,
     effort: &Effort,
@@ -172,8 +181,7 @@ fn measure(
     let kernels = std::thread::scope(|scope| {
         scope.spawn(|| kernels(model, isa, count, effort)).join().expect("kernels do not panic")
     })?;
-    let engine = EngineArgs::of(&args.model, args.threads, args.isa);
-    let overheads = overheads::measure(&engine, config, effort.round_trips)?;
+    let overheads = overheads::measure(engine, config, effort.round_trips)?;
     let [pre, post, fused, classify, logits] = kernels.weights;
     Ok(Profile {
         version: PROFILE_VERSION,

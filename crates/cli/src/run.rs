@@ -1,7 +1,7 @@
 //! `run`: the main job.
 
 use crate::args::RunArgs;
-use crate::outlook::Outlook;
+use crate::outlook::{Expected, Outlook, choose_batch};
 use crate::planned::Planned;
 use crate::progress::{JobProgress, say};
 use crate::{EXIT_LINES_FAILED, interrupt, setup, units};
@@ -25,7 +25,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let stats_file = Report::create(args.stats.as_deref())?;
     let trace_file = Report::create(args.cluster.trace.as_deref())?;
     let planned = Planned::read(args.plan.as_deref())?;
-    let (engine_args, cluster_args) = match &planned {
+    let (mut engine_args, cluster_args) = match &planned {
         Some(planned) => planned.options(args)?,
         None => (args.engine.clone(), args.cluster.clone()),
     };
@@ -34,8 +34,19 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         planned.check_layers(opened.model.config().layers)?;
     }
     let interrupted = interrupt::flag()?;
-    let outlook =
-        Outlook::of(&options.input, &opened, (&engine_args, &cluster_args), planned.as_ref());
+    let expected = Expected::of(&options.input, &opened);
+    if let Some(expected) = expected.as_ref().filter(|_| planned.is_none()) {
+        match choose_batch(expected, &opened, (&engine_args, &cluster_args)) {
+            Ok(Some(batch)) => engine_args.batch = Some(batch),
+            Ok(None) => {}
+            Err(error) => {
+                say(format_args!("going on without a profile of this machine: {error:#}"))
+            }
+        }
+    }
+    let outlook = expected.as_ref().and_then(|expected| {
+        Outlook::of(expected, &opened, (&engine_args, &cluster_args), planned.as_ref())
+    });
     let mut cluster = setup::start(&engine_args, &cluster_args, &opened, &interrupted)?;
     let engine = &mut cluster.engine;
     // Last, because it may empty the output: nothing is lost to a bad option.

@@ -33,7 +33,7 @@ impl Bottleneck {
             Self::InterTierLink => "the Tier-1 node's inter-tier link",
             Self::Tier2Link => "the Tier-2 node's link",
             Self::HopLink => "the link between Tier-1 nodes",
-            Self::Latency => "latency (too few flights fit into context memory)",
+            Self::Latency => "latency (too few flights in the air)",
         }
     }
 }
