@@ -26,8 +26,8 @@ const LINES_FORECAST: usize = 50_000;
 const WORK_PROFILED: f64 = 2e13;
 /// Batches that are weighed against each other.
 const BATCHES: [u32; 6] = [32, 64, 128, 256, 512, 1024];
-/// A batch is larger than it needs to be where it gains less than this.
-const GAIN_MIN: f64 = 0.01;
+/// A gain below this is not worth another batch than the usual one.
+const GAIN_MIN: f64 = 0.02;
 /// Tokens a completion is taken to have where its request does not say how many it may have.
 const OUTPUT_DEFAULT: u32 = 256;
 
@@ -94,8 +94,8 @@ impl Expected {
     }
 }
 
-/// Chooses the batch for a job in this process, where the options leave it open: the smallest that is as good as any by
-/// a profile of this machine. Takes one first where there is none and the job is worth it.
+/// Chooses another batch than the usual one for a job in this process, where the options leave it open and a profile of
+/// this machine promises more of it. Takes a profile first where there is none and the job is worth it.
 ///
 /// On one machine that is the whole plan: tiers that share its cores and memory would only add messages.
 pub fn choose_batch(
@@ -115,31 +115,29 @@ pub fn choose_batch(
         say("there is no profile of this machine for such a model yet: taking a brief one");
         profile::keep_brief(&opened.model, engine)?;
     }
-    let mut best: Option<(u32, f64)> = None;
-    let mut usual = None;
+    let mut rates = Vec::new();
     for batch in BATCHES {
         let engine = EngineArgs { batch: Some(batch), ..engine.clone() };
         let Some(deployment) = deployment(opened, (&engine, cluster)) else { continue };
-        if !deployment.tier1.knots().last().is_some_and(|largest| *largest >= batch as usize) {
-            continue;
-        }
-        let rate = expected.forecast(&deployment).tokens_per_second();
-        if batch == BATCH_DEFAULT {
-            usual = Some(rate);
-        }
-        if best.is_none_or(|(_, best)| rate > best * (1.0 + GAIN_MIN)) {
-            best = Some((batch, rate));
+        let profiled = deployment.tier1.knots().last().copied().unwrap_or(0);
+        if batch as usize <= profiled {
+            rates.push((batch, expected.forecast(&deployment).tokens_per_second()));
         }
     }
-    let Some((batch, rate)) = best else { return Ok(None) };
-    let beside = match usual {
-        Some(usual) if batch != BATCH_DEFAULT => {
-            format!(" ({BATCH_DEFAULT} rows: {usual:.0})")
-        }
-        _ => String::new(),
-    };
-    say(format_args!("batches of {batch} rows are best for this job: {rate:.0} tokens/s{beside}"));
+    let Some((batch, gain)) = better_batch(&rates) else { return Ok(None) };
+    say(format_args!(
+        "batches of {batch} rows instead of {BATCH_DEFAULT}: {:.0}% more tokens/s by a profile of this machine",
+        100.0 * gain
+    ));
     Ok(Some(batch))
+}
+
+/// The batch with the best rate, and what it gains over the usual one, where that is worth it.
+fn better_batch(rates: &[(u32, f64)]) -> Option<(u32, f64)> {
+    let (_, usual) = rates.iter().find(|(batch, _)| *batch == BATCH_DEFAULT)?;
+    let (batch, best) = rates.iter().copied().max_by(|one, other| one.1.total_cmp(&other.1))?;
+    let gain = best / usual - 1.0;
+    (gain >= GAIN_MIN).then_some((batch, gain))
 }
 
 impl Outlook {
@@ -257,4 +255,20 @@ fn deployment(
             false => Place::OwnMachines,
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_batch_must_be_worth_it() {
+        assert_eq!(better_batch(&[]), None);
+        assert_eq!(better_batch(&[(512, 9.0)]), None);
+        assert_eq!(better_batch(&[(128, 99.0), (256, 100.0), (512, 101.9)]), None);
+        let (batch, gain) = better_batch(&[(128, 90.0), (256, 100.0), (512, 115.0)]).expect("15%");
+        assert_eq!(batch, 512);
+        assert!((gain - 0.15).abs() < 1e-9);
+        assert_eq!(better_batch(&[(32, 130.0), (256, 100.0)]).map(|best| best.0), Some(32));
+    }
 }
