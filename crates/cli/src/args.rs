@@ -2,7 +2,7 @@
 
 use crate::units;
 use clap::{Args, Parser, Subcommand};
-use glinthawk_compute::Isa;
+use glinthawk_compute::{ContextType, Isa};
 use glinthawk_model::catalogue::DEFAULT_MODEL;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -343,6 +343,9 @@ pub struct EngineArgs {
     /// in equal parts]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub context_memory: Option<u64>,
+    /// What keys and values are kept as: bf16, or int8, which is half as large and less exact
+    #[arg(long, value_name = "TYPE", default_value_t)]
+    pub context_type: ContextType,
     /// Longest context in tokens, prompt and completion together [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_context: Option<u32>,
@@ -368,6 +371,7 @@ impl EngineArgs {
             flights: None,
             chunk: 256,
             context_memory: Some(256 << 20),
+            context_type: ContextType::Bf16,
             max_context: Some(64),
             threads,
             isa,

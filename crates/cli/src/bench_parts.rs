@@ -5,10 +5,11 @@ use crate::{setup, units};
 use anyhow::Context;
 use glinthawk_cluster::net::{BenchOptions, bench};
 use glinthawk_cluster::peak_memory_bytes;
-use glinthawk_compute::Threads;
 use glinthawk_compute::bench::{Ceilings, ContextBench, Timing, WeightBench};
+use glinthawk_compute::{ContextType, Threads};
 use glinthawk_model::{Model, ModelConfig};
 use glinthawk_plan::bench::{large_cluster, paper_search, timed};
+use std::fmt;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -47,52 +48,91 @@ pub fn kernels(args: &KernelBenchArgs) -> anyhow::Result<ExitCode> {
         let mut products =
             WeightBench::new(&model, 0..layers, false, rows_max, isa, Arc::clone(&threads))?;
         for &rows in &args.batches {
-            let share = measure(args.runs, &ceilings, || products.layers(rows));
+            let [share] = measure(args.runs, &ceilings, [&mut || products.layers(rows)]);
             writeln!(out, "{shape}, products, {rows} rows: {share}")?;
         }
         drop(products);
-        let mut context = ContextBench::new(config, CONTEXT_BYTES, isa, Arc::clone(&threads))?;
+        let context =
+            |kind| ContextBench::new(config, CONTEXT_BYTES, kind, isa, Arc::clone(&threads));
+        let (mut bf16, mut int8) = (context(ContextType::Bf16)?, context(ContextType::Int8)?);
         for &positions in args.contexts.iter().filter(|positions| **positions <= config.context_max)
         {
-            let share =
-                measure(args.runs, &ceilings, || context.decode(positions, CONTEXT_ROWS_MAX));
-            writeln!(out, "{shape}, attention, {positions} positions: {share}")?;
+            let [bf16, int8] = measure(
+                args.runs,
+                &ceilings,
+                [&mut || bf16.decode(positions, CONTEXT_ROWS_MAX), &mut || {
+                    int8.decode(positions, CONTEXT_ROWS_MAX)
+                }],
+            );
+            writeln!(out, "{shape}, attention, {positions} positions: {bf16}")?;
+            let ratio = bf16.seconds / int8.seconds;
+            writeln!(
+                out,
+                "{shape}, int8 attention, {positions} positions: {int8}; {ratio:.2} times as fast as bf16"
+            )?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Alternates kernel and ceilings; medians of all.
-fn measure(runs: usize, ceilings: &Ceilings, mut kernel: impl FnMut() -> Timing) -> String {
-    kernel();
-    let (mut seconds, mut operations, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
-    let mut last = kernel();
+/// A kernel beside the ceilings of the same time, medians of all.
+struct Share {
+    seconds: f64,
+    best: f64,
+    last: Timing,
+    /// Operations and bytes per second at best.
+    peak: f64,
+    bandwidth: f64,
+}
+
+/// Alternates kernels and ceilings.
+fn measure<const N: usize>(
+    runs: usize,
+    ceilings: &Ceilings,
+    mut kernels: [&mut dyn FnMut() -> Timing; N],
+) -> [Share; N] {
+    kernels.iter_mut().for_each(|kernel| _ = kernel());
+    let (mut operations, mut bytes) = (Vec::new(), Vec::new());
+    let mut last = kernels.each_mut().map(|kernel| kernel());
+    let mut seconds = [const { Vec::new() }; N];
     for _ in 0..runs.max(1) {
         operations.push(ceilings.operations_per_second());
         bytes.push(ceilings.bytes_per_second());
-        last = kernel();
-        seconds.push(last.seconds);
+        last = kernels.each_mut().map(|kernel| kernel());
+        seconds.iter_mut().zip(&last).for_each(|(seconds, last)| seconds.push(last.seconds));
     }
-    let best = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
-    let best = best(&seconds);
-    let (seconds, peak, bandwidth) = (median(seconds), median(operations), median(bytes));
-    let of_operations = last.operations / seconds / peak;
-    let of_bytes = last.bytes / seconds / bandwidth;
-    let (binding, share) = if last.operations / peak > last.bytes / bandwidth {
-        ("operations", of_operations)
-    } else {
-        ("bytes", of_bytes)
-    };
-    format!(
-        "{:.3} ms (best {:.3}), {:.0} of {:.0} GFLOP/s, {:.1} of {:.1} GB/s: {:.0}% of the {binding} that bind it",
-        seconds * 1e3,
-        best * 1e3,
-        last.operations / seconds / 1e9,
-        peak / 1e9,
-        last.bytes / seconds / 1e9,
-        bandwidth / 1e9,
-        share * 100.0,
-    )
+    let (peak, bandwidth) = (median(operations), median(bytes));
+    let mut last = last.into_iter();
+    seconds.map(|seconds| Share {
+        best: seconds.iter().copied().fold(f64::INFINITY, f64::min),
+        seconds: median(seconds),
+        last: last.next().expect("one for each kernel"),
+        peak,
+        bandwidth,
+    })
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seconds, best, last, peak, bandwidth } = self;
+        let (operations, bytes) = (last.operations / seconds, last.bytes / seconds);
+        let (binding, share) = if last.operations / peak > last.bytes / bandwidth {
+            ("operations", operations / peak)
+        } else {
+            ("bytes", bytes / bandwidth)
+        };
+        write!(
+            f,
+            "{:.3} ms (best {:.3}), {:.0} of {:.0} GFLOP/s, {:.1} of {:.1} GB/s: {:.0}% of the {binding} that bind it",
+            seconds * 1e3,
+            best * 1e3,
+            operations / 1e9,
+            peak / 1e9,
+            bytes / 1e9,
+            bandwidth / 1e9,
+            share * 100.0,
+        )
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

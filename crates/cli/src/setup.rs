@@ -9,7 +9,7 @@ use glinthawk_cluster::{
     ClusterError, ClusterSpec, Engine, Kernels, Layout, Link, LocalFabric, Muster, Processes,
     Setting, TOKEN_VARIABLE,
 };
-use glinthawk_compute::{CpuContext, Isa};
+use glinthawk_compute::{ContextType, CpuContext, Isa};
 use glinthawk_jobs::ServedModel;
 use glinthawk_model::catalogue::ResolvedModel;
 use glinthawk_model::{ChatTemplate, Model, Tokenizer};
@@ -44,10 +44,14 @@ pub fn open(args: &EngineArgs) -> anyhow::Result<Opened> {
         Some(wanted) => wanted,
         None => config.context_max as u32,
     };
-    let identity = model.fingerprint().iter().fold(String::new(), |mut text, byte| {
+    let mut identity = model.fingerprint().iter().fold(String::new(), |mut text, byte| {
         write!(text, "{byte:02x}").expect("writing to a string");
         text
     });
+    // Of bf16, which contexts were before there was a choice, nothing is said: its results stay good.
+    if args.context_type != ContextType::Bf16 {
+        write!(identity, ", {} contexts", args.context_type).expect("writing to a string");
+    }
     let mut eos_tokens = config.eos_tokens.clone();
     eos_tokens.extend(tokenizer.eos_tokens());
     eos_tokens.sort_unstable();
@@ -196,6 +200,7 @@ fn local_layout(args: &EngineArgs, opened: &Opened, merge: MergeArg) -> Layout {
         flights: args.flights.unwrap_or(1),
         chunk: args.chunk,
         context_max: opened.served.context_max,
+        context_type: args.context_type,
         whole_flights: merge == MergeArg::Flights,
     }
 }
@@ -229,6 +234,7 @@ fn cluster_layout(
         flights: args.flights.unwrap_or(3 * slices as u32),
         chunk: args.chunk,
         context_max: opened.served.context_max,
+        context_type: args.context_type,
         whole_flights: cluster.merge == MergeArg::Flights,
     })
 }
@@ -253,7 +259,8 @@ fn setting(opened: &Opened, layout: &Layout, kernels: Kernels, memory_bytes: u64
         flights: layout.flights,
         chunk: layout.chunk,
         context_memory_bytes: memory_bytes,
-        page_bytes: CpuContext::page_bytes(config, config.layers) as u64,
+        context_type: layout.context_type.name(),
+        page_bytes: CpuContext::page_bytes(config, config.layers, layout.context_type) as u64,
         max_context: layout.context_max,
     }
 }

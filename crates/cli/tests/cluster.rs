@@ -84,10 +84,12 @@ fn run(case: &Case, options: &[&str]) -> (Vec<String>, Value) {
 }
 
 /// Every topology gives the bytes of one process, and each of its nodes had a part in it.
-fn check(case: &Case, topologies: &[Topology]) {
-    let (expected, _) = run(case, &["--context-memory", "64MiB"]);
+fn check<'a>(case: &Case, context_type: &str, topologies: impl IntoIterator<Item = &'a Topology>) {
+    let run = |options: &[&str]| run(case, &[options, &["--context-type", context_type]].concat());
+    let (expected, _) = run(&["--context-memory", "64MiB"]);
     for Topology { name, nodes, options } in topologies {
-        let (results, stats) = run(case, options);
+        let (results, stats) = run(options);
+        assert_eq!(stats["context_type"], context_type);
         assert!(results == expected, "{name}: other results than one process");
         let shares = stats["nodes"].as_array().expect("a list of nodes");
         assert_eq!(shares.len(), *nodes, "{name}");
@@ -112,8 +114,16 @@ fn long_requests() -> String {
 #[test]
 fn outputs_are_identical_in_every_topology() {
     let case = Case::new(long_requests() + &mixed_requests(292, 4, 24));
-    check(&case, &TOPOLOGIES);
+    check(&case, "bf16", &TOPOLOGIES);
     assert_eq!(case.answers().len(), 300);
+}
+
+#[test]
+fn outputs_of_int8_contexts_are_identical_in_every_topology() {
+    let case = Case::new(long_requests() + &mixed_requests(92, 4, 24));
+    let names = ["1x3", "2x1", "hybrid 1x1", "tight memory"];
+    check(&case, "int8", TOPOLOGIES.iter().filter(|topology| names.contains(&topology.name)));
+    assert_eq!(case.answers().len(), 100);
 }
 
 #[test]
@@ -164,6 +174,6 @@ fn a_real_model_says_the_same_from_uneven_slices() {
     let case = Case { model, ..Case::new(REAL_REQUESTS) };
     // Thirty layers in four slices: 8, 8, 7 and 7.
     let options = &["--tier1", "4", "--tier2", "1", "--context-memory", "32MiB"];
-    check(&case, &[Topology { name: "4x1", nodes: 8, options }]);
+    check(&case, "bf16", &[Topology { name: "4x1", nodes: 8, options }]);
     assert_eq!(case.answers().len(), 3);
 }

@@ -15,6 +15,7 @@ struct Variant {
     chunk: u32,
     threads: u32,
     context_memory: &'static str,
+    context_type: &'static str,
 }
 
 fn run(case: &Case, isa: Isa, max_context: &str, variant: &Variant) -> (Vec<String>, Value) {
@@ -26,6 +27,7 @@ fn run(case: &Case, isa: Isa, max_context: &str, variant: &Variant) -> (Vec<Stri
         ["--chunk", &chunk],
         ["--threads", &threads],
         ["--context-memory", variant.context_memory],
+        ["--context-type", variant.context_type],
         ["--max-context", max_context],
     ];
     let mut options = options.concat();
@@ -71,7 +73,8 @@ fn outputs_are_identical_whatever_runs_beside_them() {
         for threads in [1, 2] {
             for chunk in [256, 16, 1] {
                 for batch in [64, 7, 1] {
-                    variants.push(Variant { batch, chunk, threads, context_memory });
+                    let context_type = "bf16";
+                    variants.push(Variant { batch, chunk, threads, context_memory, context_type });
                 }
             }
         }
@@ -87,6 +90,30 @@ fn outputs_are_identical_whatever_runs_beside_them() {
             .any(|answer| answer.to_string().contains(&format!("\"finish_reason\":\"{reason}\"")));
         assert!(ended, "no completion ended by {reason}");
     }
+}
+
+#[test]
+fn outputs_of_int8_contexts_are_identical_whatever_runs_beside_them() {
+    let (ample, tight) = ("8MiB", "38KiB");
+    let case = Case::new(mixed_requests(16, 4, 24) + &long_requests());
+    let variant = |batch, chunk, threads, context_memory| Variant {
+        batch,
+        chunk,
+        threads,
+        context_memory,
+        context_type: "int8",
+    };
+    let variants = [
+        variant(64, 256, 1, ample),
+        variant(64, 16, 2, ample),
+        variant(1, 1, 1, ample),
+        variant(7, 16, 2, tight),
+        variant(64, 256, 1, tight),
+    ];
+    for isa in Isa::available() {
+        check(&case, isa, "128", ample, &variants);
+    }
+    assert_eq!(case.answers().len(), 20);
 }
 
 /// What the default model is asked; the two long completions are of three pages each in the end.
@@ -107,8 +134,14 @@ fn a_real_model_says_the_same_in_any_batch() {
     let short = REAL_REQUESTS.replace("\"max_tokens\":20", "\"max_tokens\":4");
     let Some(case) = real_case(&short) else { return };
     let variants = [
-        Variant { batch: 64, chunk: 256, threads: 2, context_memory: "64MiB" },
-        Variant { batch: 7, chunk: 16, threads: 1, context_memory: "64MiB" },
+        Variant {
+            batch: 64,
+            chunk: 256,
+            threads: 2,
+            context_memory: "64MiB",
+            context_type: "bf16",
+        },
+        Variant { batch: 7, chunk: 16, threads: 1, context_memory: "64MiB", context_type: "bf16" },
     ];
     for isa in Isa::available() {
         check(&case, isa, "48", "64MiB", &variants);
@@ -122,9 +155,9 @@ fn a_real_model_says_the_same_in_tight_memory() {
     // Room for four pages.
     let (ample, tight) = ("64MiB", "1500KiB");
     let variants = [
-        Variant { batch: 64, chunk: 256, threads: 2, context_memory: ample },
-        Variant { batch: 7, chunk: 16, threads: 2, context_memory: tight },
-        Variant { batch: 1, chunk: 1, threads: 1, context_memory: ample },
+        Variant { batch: 64, chunk: 256, threads: 2, context_memory: ample, context_type: "bf16" },
+        Variant { batch: 7, chunk: 16, threads: 2, context_memory: tight, context_type: "bf16" },
+        Variant { batch: 1, chunk: 1, threads: 1, context_memory: ample, context_type: "bf16" },
     ];
     check(&case, Isa::detect(), "48", ample, &variants);
     assert_eq!(case.answers().len(), 3);

@@ -182,6 +182,17 @@ fn a_mistake_in_the_options_does_not_cost_the_results() {
 }
 
 #[test]
+fn results_of_another_context_type_are_not_reused() {
+    let case = Case::new(mixed_requests(12, 3, 8));
+    for (context_type, runs) in [("bf16", true), ("bf16", false), ("int8", true), ("int8", false)] {
+        let (finished, stats) = case.run_with_stats(&["--context-type", context_type]);
+        finished.expect(0);
+        assert_eq!(stats["prompts"].as_u64() > Some(0), runs, "{context_type}");
+    }
+    assert_eq!(case.answers().len(), 12);
+}
+
+#[test]
 fn a_changed_request_is_run_again_and_replaced() {
     let input = mixed_requests(12, 3, 8);
     let case = Case::new(&input);

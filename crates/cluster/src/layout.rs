@@ -1,7 +1,7 @@
 //! Who hosts what: slices of layers, lanes, and the pages of each lane.
 
 use crate::error::ClusterError;
-use glinthawk_compute::CpuContext;
+use glinthawk_compute::{ContextType, CpuContext};
 use glinthawk_flight::PAGE_POSITIONS;
 use glinthawk_model::ModelConfig;
 use glinthawk_protocol::{DispatcherConfig, Merge};
@@ -28,6 +28,8 @@ pub struct Layout {
     pub chunk: u32,
     /// Positions a context may have.
     pub context_max: u32,
+    /// What keys and values are kept as.
+    pub context_type: ContextType,
     /// Whether Tier 1 waits for all shards of a flight before it computes.
     pub whole_flights: bool,
 }
@@ -74,7 +76,7 @@ impl Layout {
         memory_bytes: u64,
     ) -> Result<u32, ClusterError> {
         let layers = self.layers(config.layers, slice).len();
-        let page_bytes = CpuContext::page_bytes(config, layers) as u64;
+        let page_bytes = CpuContext::page_bytes(config, layers, self.context_type) as u64;
         let pages = memory_bytes / page_bytes;
         let context_pages = u64::from(self.context_max.div_ceil(PAGE_POSITIONS));
         if pages < context_pages {
@@ -117,6 +119,7 @@ mod tests {
             flights: 1,
             chunk: 1,
             context_max: 16,
+            context_type: ContextType::Bf16,
             whole_flights: false,
         };
         let slices: Vec<_> = (0..3).map(|slice| layout.layers(8, slice)).collect();

@@ -60,6 +60,7 @@ impl LocalFabric {
                     config,
                     layers,
                     pages as usize,
+                    layout.context_type,
                     kernels.isa,
                     Arc::clone(&threads),
                 )?;

@@ -24,8 +24,14 @@ pub(crate) fn attention_worker(
     let config = &role.config;
     let layers = role.layout.layers(config.layers, role.slice).len();
     let pages = role.lane_pages[lane as usize];
-    let context =
-        CpuContext::new(config, layers, pages as usize, station.isa, Arc::clone(&station.threads))?;
+    let context = CpuContext::new(
+        config,
+        layers,
+        pages as usize,
+        role.layout.context_type,
+        station.isa,
+        Arc::clone(&station.threads),
+    )?;
     let node = Tier2Node::new(role.layout.slots(), pages);
     let name = format!("tier2-{}-{lane}", role.slice);
     Ok(Tier2Worker::new(

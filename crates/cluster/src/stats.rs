@@ -30,6 +30,8 @@ pub struct Setting {
     pub chunk: u32,
     /// Memory for contexts of each attention worker, in bytes.
     pub context_memory_bytes: u64,
+    /// What keys and values are kept as.
+    pub context_type: &'static str,
     /// Bytes of a page, over all slices.
     pub page_bytes: u64,
     /// Positions a context may have.

@@ -7,8 +7,8 @@ pub use stages::{AttentionBench, Stage, StageBench};
 
 use crate::memory::Memory;
 use crate::{
-    AttendRow, ComputeError, ContextKernels, CpuContext, CpuWeights, Isa, ShardIn, ShardOut,
-    SliceSpec, Threads, WeightKernels,
+    AttendRow, ComputeError, ContextKernels, ContextType, CpuContext, CpuWeights, Isa, ShardIn,
+    ShardOut, SliceSpec, Threads, WeightKernels,
 };
 use glinthawk_flight::{Buffer, PAGE_POSITIONS};
 use glinthawk_model::{Model, ModelConfig};
@@ -182,36 +182,40 @@ impl WeightBench {
     }
 }
 
-/// One layer's pages, `bytes` of them in all, filled; and how many.
+/// As many of one layer's pages as `bytes` bytes hold in bf16, filled; and how many.
 fn filled_pages(
     config: &ModelConfig,
     bytes: usize,
+    context_type: ContextType,
     isa: Isa,
     threads: Arc<Threads>,
 ) -> Result<(CpuContext, usize), ComputeError> {
-    let pages = (bytes / CpuContext::page_bytes(config, 1)).max(1);
-    let mut context = CpuContext::new(config, 1, pages, isa, threads)?;
-    context.fill(bf16::from_f32(0.25));
+    let pages = (bytes / CpuContext::page_bytes(config, 1, ContextType::Bf16)).max(1);
+    let mut context = CpuContext::new(config, 1, pages, context_type, isa, threads)?;
+    context.fill();
     Ok((context, pages))
 }
 
 /// One layer's context, for the time of attention.
 pub struct ContextBench {
     config: ModelConfig,
+    context_type: ContextType,
     context: CpuContext,
     pages: usize,
 }
 
 impl ContextBench {
-    /// One layer's pages, `bytes` of them in all, filled.
+    /// As many of one layer's pages as `bytes` bytes hold in bf16, filled: rows are as many and as
+    /// long for every type.
     pub fn new(
         config: &ModelConfig,
         bytes: usize,
+        context_type: ContextType,
         isa: Isa,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
-        let (context, pages) = filled_pages(config, bytes, isa, threads)?;
-        Ok(Self { config: config.clone(), context, pages })
+        let (context, pages) = filled_pages(config, bytes, context_type, isa, threads)?;
+        Ok(Self { config: config.clone(), context_type, context, pages })
     }
 
     /// One decode row for each context of `positions` positions that fits, `rows_max` at most.
@@ -228,12 +232,13 @@ impl ContextBench {
             .collect();
         let qkv = Buffer::zeroed(rows * self.config.qkv_width() * size_of::<bf16>());
         let mut attended = Buffer::zeroed(rows * self.config.query_width() * size_of::<bf16>());
+        let page_bytes = CpuContext::page_bytes(&self.config, 1, self.context_type);
         let started = Instant::now();
         self.context.attend(0, &batch, &qkv, &mut attended);
         Timing {
             seconds: started.elapsed().as_secs_f64(),
             operations: (4 * rows * positions * self.config.query_width()) as f64,
-            bytes: (2 * rows * positions * self.config.kv_width() * size_of::<bf16>()) as f64,
+            bytes: (rows * positions) as f64 * page_bytes as f64 / f64::from(PAGE_POSITIONS),
         }
     }
 }

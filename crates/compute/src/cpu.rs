@@ -6,9 +6,10 @@ use crate::source::{SliceSpec, WeightSource, check_shape};
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{X86Context, X86Weights};
 use crate::{
-    AttendRow, ComputeError, ContextKernels, Isa, ShardIn, ShardOut, Threads, WeightKernels,
+    AttendRow, ComputeError, ContextKernels, ContextType, Isa, ShardIn, ShardOut, Threads,
+    WeightKernels,
 };
-use glinthawk_flight::{Buffer, PAGE_POSITIONS};
+use glinthawk_flight::Buffer;
 use glinthawk_model::{Model, ModelConfig};
 use half::bf16;
 use std::ops::Range;
@@ -83,6 +84,9 @@ impl CpuWeights {
     }
 }
 
+/// A byte of which bf16, int8 and f32 that consist of it are ordinary numbers.
+const FILL: u8 = 0x3e;
+
 /// Bytes of matrices that a slice reads.
 fn slice_bytes(config: &ModelConfig, spec: &SliceSpec) -> u64 {
     let layer =
@@ -101,6 +105,7 @@ impl CpuContext {
         config: &ModelConfig,
         layers: usize,
         pages: usize,
+        context_type: ContextType,
         isa: Isa,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
@@ -108,19 +113,21 @@ impl CpuContext {
         check_shape(config)?;
         #[cfg(target_arch = "x86_64")]
         if isa != Isa::Portable {
-            return Ok(Self(Context::X86(X86Context::new(config, layers, pages, isa, threads)?)));
+            let context = X86Context::new(config, layers, pages, context_type, isa, threads)?;
+            return Ok(Self(Context::X86(context)));
         }
-        Ok(Self(Context::Portable(PortableContext::new(config, layers, pages, threads)?)))
+        let context = PortableContext::new(config, layers, pages, context_type, threads)?;
+        Ok(Self(Context::Portable(context)))
     }
 
     /// Fills all pages: for benchmarks, which must read memory that is there.
-    pub(crate) fn fill(&mut self, value: bf16) {
-        each!(&mut self.0, Context, inner => inner.fill(value));
+    pub(crate) fn fill(&mut self) {
+        each!(&mut self.0, Context, inner => inner.fill(FILL));
     }
 
     /// Bytes of one page in all of the slice's layers.
-    pub fn page_bytes(config: &ModelConfig, layers: usize) -> usize {
-        2 * PAGE_POSITIONS as usize * config.kv_width() * layers * size_of::<bf16>()
+    pub fn page_bytes(config: &ModelConfig, layers: usize, context_type: ContextType) -> usize {
+        context_type.head_bytes(config.head_dim) * config.kv_heads * layers
     }
 }
 

@@ -20,6 +20,12 @@ pub enum ComputeError {
         /// The name as given.
         name: String,
     },
+    /// A name that is no type of contexts.
+    #[error("unknown context type {name:?} (known: bf16, int8)")]
+    ContextTypeUnknown {
+        /// The name as given.
+        name: String,
+    },
     /// A model's shape that the kernels do not cover.
     #[error("shape not supported: {what}")]
     Shape {

@@ -5,6 +5,7 @@
 pub mod bench;
 #[cfg(test)]
 mod conformance;
+mod context_type;
 mod cpu;
 mod error;
 mod isa;
@@ -18,6 +19,7 @@ mod threads;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use context_type::ContextType;
 pub use cpu::{CpuContext, CpuWeights};
 pub use error::ComputeError;
 pub use isa::Isa;

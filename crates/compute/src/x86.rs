@@ -7,6 +7,7 @@ mod ceilings;
 mod context;
 mod epilogue;
 mod functions;
+mod int8;
 mod lanes;
 mod norm;
 mod pack;

@@ -4,8 +4,8 @@
 use super::filled_pages;
 use crate::sample::{Sampler, sample};
 use crate::{
-    AttendRow, ComputeError, ContextKernels, CpuContext, CpuWeights, Isa, ShardIn, ShardOut,
-    SliceSpec, Threads, WeightKernels,
+    AttendRow, ComputeError, ContextKernels, ContextType, CpuContext, CpuWeights, Isa, ShardIn,
+    ShardOut, SliceSpec, Threads, WeightKernels,
 };
 use glinthawk_flight::{Buffer, PAGE_POSITIONS, Pool};
 use glinthawk_model::{Model, ModelConfig};
@@ -164,7 +164,7 @@ impl AttentionBench {
         isa: Isa,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
-        let (context, pages) = filled_pages(config, bytes, isa, threads)?;
+        let (context, pages) = filled_pages(config, bytes, ContextType::Bf16, isa, threads)?;
         Ok(Self { config: config.clone(), context, pages, layers, calls: 0, pool: Pool::new(2) })
     }
 

@@ -2,7 +2,7 @@
 
 use super::model::{Shape, noise};
 use super::{assert_close, fast_paths};
-use crate::{AttendRow, ContextKernels, CpuContext, Isa};
+use crate::{AttendRow, ContextKernels, ContextType, CpuContext, Isa};
 use glinthawk_flight::Buffer;
 use half::bf16;
 
@@ -76,7 +76,20 @@ fn shapes() -> Vec<Shape> {
     shapes.push(Shape { heads: 20, kv_heads: 1, ..base.clone() });
     shapes.push(Shape { window: Some(1), ..base.clone() });
     shapes.push(Shape { window: Some(37), ..base });
-    shapes
+    of_every_type(shapes)
+}
+
+/// Each of the shapes with contexts of every type.
+fn of_every_type(shapes: Vec<Shape>) -> Vec<Shape> {
+    let types = ContextType::ALL.into_iter();
+    let typed =
+        |context_type| shapes.iter().map(move |shape| Shape { context_type, ..shape.clone() });
+    types.flat_map(typed).collect()
+}
+
+/// The shape with every path of this machine.
+fn on_every_path(shape: &Shape) -> impl Iterator<Item = (&Shape, Isa)> {
+    Isa::available().into_iter().map(move |isa| (shape, isa))
 }
 
 #[test]
@@ -110,8 +123,9 @@ fn paths_agree_with_the_oracle() {
 
 #[test]
 fn bits_depend_on_the_row_alone() {
-    for window in [None, Some(100)] {
-        let shape = Shape { heads: 6, kv_heads: 2, window, ..Shape::default() };
+    let base = Shape { heads: 6, kv_heads: 2, ..Shape::default() };
+    let shapes = [None, Some(100)].map(|window| Shape { window, ..base.clone() });
+    for shape in of_every_type(shapes.to_vec()) {
         for isa in Isa::available() {
             // Long enough for several splits, where the path is fast enough for the test.
             let end = if isa == Isa::Portable { 100 } else { 2100 };
@@ -144,7 +158,8 @@ fn bits_depend_on_the_row_alone() {
                 {
                     assert!(
                         found == expected,
-                        "{isa}: position {position}, {threads} threads, chunks of {chunk}"
+                        "{isa}, {}: position {position}, {threads} threads, chunks of {chunk}",
+                        shape.context_type
                     );
                 }
             }
@@ -154,8 +169,8 @@ fn bits_depend_on_the_row_alone() {
 
 #[test]
 fn leftovers_of_another_prompt_do_no_harm() {
-    let shape = Shape::default();
-    for isa in Isa::available() {
+    let cases = of_every_type(vec![Shape::default()]);
+    for (shape, isa) in cases.iter().flat_map(on_every_path) {
         let mut context = shape.context(isa, 1, 4);
         let mut clean = shape.context(isa, 1, 4);
         let prompt = Prompt::new(1, 20, 1);
@@ -167,26 +182,27 @@ fn leftovers_of_another_prompt_do_no_harm() {
             context.attend(1, &[prompt.row(position)], &qkv, &mut attended);
         }
         context.attend(1, &[], &qkv, &mut attended);
-        let found = attend_in_chunks(&mut context, &shape, &prompt, 20, 3);
-        assert!(found == attend_in_chunks(&mut clean, &shape, &prompt, 20, 3), "{isa}");
+        let found = attend_in_chunks(&mut context, shape, &prompt, 20, 3);
+        let expected = attend_in_chunks(&mut clean, shape, &prompt, 20, 3);
+        assert!(found == expected, "{isa}, {}", shape.context_type);
     }
 }
 
 #[test]
 fn rows_of_one_prompt_may_come_apart() {
-    let shape = Shape { heads: 6, kv_heads: 2, ..Shape::default() };
-    for isa in Isa::available() {
+    let cases = of_every_type(vec![Shape { heads: 6, kv_heads: 2, ..Shape::default() }]);
+    for (shape, isa) in cases.iter().flat_map(on_every_path) {
         let (one, other) = (Prompt::new(1, 40, 2), Prompt::new(2, 40, 2));
-        let expected = attend_in_chunks(&mut shape.context(isa, 1, 8), &shape, &one, 40, 40);
+        let expected = attend_in_chunks(&mut shape.context(isa, 1, 8), shape, &one, 40, 40);
         let mut context = shape.context(isa, 2, 8);
         let mut rows: Vec<(&Prompt, u32)> = (0..40).map(|position| (&one, position)).collect();
         rows.reverse();
         rows.insert(7, (&other, 0));
         rows.insert(30, (&other, 1));
-        let mut found = attend(&mut context, &shape, &rows);
+        let mut found = attend(&mut context, shape, &rows);
         found.remove(30);
         found.remove(7);
         found.reverse();
-        assert!(found == expected, "{isa}");
+        assert!(found == expected, "{isa}, {}", shape.context_type);
     }
 }

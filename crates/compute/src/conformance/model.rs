@@ -1,7 +1,7 @@
 //! Models for the suite: any shape, weights from a hash.
 
 use crate::source::WeightSource;
-use crate::{ComputeError, CpuContext, CpuWeights, Isa, SliceSpec, Threads};
+use crate::{ComputeError, ContextType, CpuContext, CpuWeights, Isa, SliceSpec, Threads};
 use glinthawk_model::{LayerTensor, ModelConfig, Tensor};
 use half::bf16;
 use std::ops::Range;
@@ -20,6 +20,7 @@ pub(super) struct Shape {
     pub(super) qk_norm: bool,
     pub(super) tied: bool,
     pub(super) window: Option<usize>,
+    pub(super) context_type: ContextType,
 }
 
 impl Default for Shape {
@@ -35,6 +36,7 @@ impl Default for Shape {
             qk_norm: false,
             tied: false,
             window: None,
+            context_type: ContextType::Bf16,
         }
     }
 }
@@ -78,7 +80,7 @@ impl Shape {
 
     pub(super) fn context(&self, isa: Isa, threads: usize, pages: usize) -> CpuContext {
         let threads = Arc::new(Threads::new(threads).unwrap());
-        CpuContext::new(&self.config(), 2, pages, isa, threads).unwrap()
+        CpuContext::new(&self.config(), 2, pages, self.context_type, isa, threads).unwrap()
     }
 }
 

@@ -1,9 +1,11 @@
-//! Tier 2's work in plain loops: pages of row-major keys and values, softmax in two passes.
+//! Tier 2's work in plain loops: pages of row-major keys and values, softmax in two passes. Where
+//! contexts are int8, a key's scale multiplies its score, and a value's its weight.
 
 use super::product::dot;
+use crate::context_type::quantise;
 use crate::math::exp;
 use crate::memory::{Memory, SharedMut};
-use crate::{AttendRow, ComputeError, ContextKernels, Threads};
+use crate::{AttendRow, ComputeError, ContextKernels, ContextType, Threads};
 use glinthawk_flight::{Buffer, PAGE_POSITIONS};
 use glinthawk_model::ModelConfig;
 use half::bf16;
@@ -16,8 +18,17 @@ pub(crate) struct PortableContext {
     config: ModelConfig,
     threads: Arc<Threads>,
     pages: usize,
-    /// (layers, pages, keys and values, 16 positions, kv_width)
-    values: Memory<bf16>,
+    values: Values,
+}
+
+/// Keys and values: (layers, pages, keys and values, 16 positions, kv_width).
+enum Values {
+    Bf16(Memory<bf16>),
+    Int8 {
+        codes: Memory<i8>,
+        /// (layers, pages, keys and values, 16 positions, kv_heads)
+        scales: Memory<f32>,
+    },
 }
 
 impl PortableContext {
@@ -25,25 +36,70 @@ impl PortableContext {
         config: &ModelConfig,
         layers: usize,
         pages: usize,
+        context_type: ContextType,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
         let overflow = ComputeError::Memory { what: "context pages", bytes: usize::MAX };
-        let len = (2 * PAGE * config.kv_width())
-            .checked_mul(layers)
-            .and_then(|len| len.checked_mul(pages));
-        let values = Memory::zeroed("context pages", len.ok_or(overflow)?)?;
+        let positions = (2 * PAGE).checked_mul(layers).and_then(|len| len.checked_mul(pages));
+        let len = positions.and_then(|positions| positions.checked_mul(config.kv_width()));
+        let len = len.ok_or(overflow)?;
+        let values = match context_type {
+            ContextType::Bf16 => Values::Bf16(Memory::zeroed("context pages", len)?),
+            ContextType::Int8 => Values::Int8 {
+                codes: Memory::zeroed("context pages", len)?,
+                scales: Memory::zeroed("context scales", len / config.head_dim)?,
+            },
+        };
         Ok(Self { config: config.clone(), threads, pages, values })
     }
 
-    pub(crate) fn fill(&mut self, value: bf16) {
-        self.values.fill(value);
+    pub(crate) fn fill(&mut self, byte: u8) {
+        match &mut self.values {
+            Values::Bf16(values) => bytemuck::cast_slice_mut(values).fill(byte),
+            Values::Int8 { codes, scales } => {
+                bytemuck::cast_slice_mut(codes).fill(byte);
+                bytemuck::cast_slice_mut(scales).fill(byte);
+            }
+        }
     }
 
-    /// Where a position's keys (0) or values (1) stand.
+    /// Which of all heads' keys (0) or values (1) those of a position's first head are.
     fn place(&self, layer: usize, page: u32, which: usize, position: usize) -> usize {
         assert!((page as usize) < self.pages, "page {page} of {}", self.pages);
         (((layer * self.pages + page as usize) * 2 + which) * PAGE + position % PAGE)
-            * self.config.kv_width()
+            * self.config.kv_heads
+    }
+
+    /// Stores the keys (0) or values (1) of all heads of a position.
+    fn store(&mut self, place: usize, from: &[bf16]) {
+        let head_dim = self.config.head_dim;
+        match &mut self.values {
+            Values::Bf16(values) => {
+                values[place * head_dim..][..from.len()].copy_from_slice(from);
+            }
+            Values::Int8 { codes, scales } => {
+                for (place, from) in (place..).zip(from.chunks_exact(head_dim)) {
+                    scales[place] = quantise(from, &mut codes[place * head_dim..][..head_dim]);
+                }
+            }
+        }
+    }
+
+    /// Reads the keys or values of one head: returns a scale, by which `into` is to be multiplied.
+    fn load(&self, place: usize, into: &mut [f32]) -> f32 {
+        let first = place * self.config.head_dim;
+        match &self.values {
+            Values::Bf16(values) => {
+                let values = &values[first..][..into.len()];
+                into.iter_mut().zip(values).for_each(|(into, value)| *into = value.to_f32());
+                1.0
+            }
+            Values::Int8 { codes, scales } => {
+                let codes = &codes[first..][..into.len()];
+                into.iter_mut().zip(codes).for_each(|(into, &code)| *into = f32::from(code));
+                scales[place]
+            }
+        }
     }
 
     fn attend_head(
@@ -57,24 +113,22 @@ impl PortableContext {
         let (head_dim, group) = (self.config.head_dim, self.config.heads / self.config.kv_heads);
         let end = row.position as usize + 1;
         let start = end - self.config.sliding_window.unwrap_or(end).min(end);
-        let column = head / group * head_dim;
-        let part = |position: usize, which| {
-            let place = self.place(layer, row.pages[position / PAGE], which, position) + column;
-            let values = &self.values[place..][..head_dim];
-            values.iter().map(|value| value.to_f32())
+        let mut part = vec![0.0f32; head_dim];
+        let place = |position: usize, which| {
+            self.place(layer, row.pages[position / PAGE], which, position) + head / group
         };
-        let mut key = vec![0.0f32; head_dim];
         let mut weights = Vec::with_capacity(end - start);
         for position in start..end {
-            key.iter_mut().zip(part(position, 0)).for_each(|(key, value)| *key = value);
-            weights.push(dot(query, &key) / (head_dim as f32).sqrt());
+            let scale = self.load(place(position, 0), &mut part);
+            weights.push(dot(query, &part) * scale / (head_dim as f32).sqrt());
         }
         let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         weights.iter_mut().for_each(|weight| *weight = exp(*weight - max));
         let total: f32 = weights.iter().sum();
         let mut sums = vec![0.0f32; head_dim];
         for (position, weight) in (start..end).zip(&weights) {
-            sums.iter_mut().zip(part(position, 1)).for_each(|(sum, value)| *sum += weight * value);
+            let weight = weight * self.load(place(position, 1), &mut part);
+            sums.iter_mut().zip(&part).for_each(|(sum, value)| *sum += weight * value);
         }
         for (out, sum) in out.iter_mut().zip(&sums) {
             *out = bf16::from_f32(sum / total);
@@ -100,7 +154,7 @@ impl ContextKernels for PortableContext {
             for which in 0..2 {
                 let place = self.place(layer, row.pages[position / PAGE], which, position);
                 let from = &values[query_width + which * kv_width..][..kv_width];
-                self.values[place..][..kv_width].copy_from_slice(from);
+                self.store(place, from);
             }
         }
         let attended = SharedMut::new(&mut attended.bf16_mut()[..rows.len() * query_width]);

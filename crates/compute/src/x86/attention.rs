@@ -8,11 +8,12 @@
 use super::amx::{self, Tiles};
 use super::for_each_isa;
 use super::functions::exp2;
+use super::int8::{self, Scales};
 use super::lanes::{LANES, Lanes};
 use super::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
 use super::vector::{DotRows, dot_rows};
-use crate::ComputeError;
 use crate::memory::Memory;
+use crate::{ComputeError, ContextType};
 use glinthawk_flight::PAGE_POSITIONS;
 use half::bf16;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
@@ -30,11 +31,13 @@ const MAXIMUM_NONE: f32 = -1e30;
 /// The pages of one layer and one key/value head.
 #[derive(Clone, Copy)]
 pub(super) struct HeadPages {
-    /// Keys of page 0 of this head: [d / 2][16 positions][2], then its values: [16 / 2][d][2].
-    pub(super) first: *const bf16,
-    /// Values from one page to the next.
+    /// Page 0 of this head: keys [d / 2][16 positions][2], then values [16 / 2][d][2]; where they
+    /// are int8, [`Scales`] follow.
+    pub(super) first: *const u8,
+    /// Bytes from one page to the next.
     pub(super) stride: usize,
     pub(super) head_dim: usize,
+    pub(super) context_type: ContextType,
 }
 
 // SAFETY: only read while attending.
@@ -44,15 +47,9 @@ unsafe impl Sync for HeadPages {}
 
 impl HeadPages {
     #[inline(always)]
-    unsafe fn keys(&self, page: u32) -> *const bf16 {
+    unsafe fn page(&self, page: u32) -> *const u8 {
         // SAFETY: the page exists, as promised by the caller.
         unsafe { self.first.add(page as usize * self.stride) }
-    }
-
-    #[inline(always)]
-    unsafe fn values(&self, page: u32) -> *const bf16 {
-        // SAFETY: as above; values follow the keys.
-        unsafe { self.keys(page).add(PAGE * self.head_dim) }
     }
 }
 
@@ -69,18 +66,18 @@ pub(super) struct After<'a> {
 /// with this one, so that memory is never idle and never asked for more than it can take.
 pub(super) struct Fetcher {
     /// Keys and values of the pages still to be fetched, the next one last.
-    pages: [*const bf16; BLOCK_PAGES + 1],
+    pages: [*const u8; BLOCK_PAGES + 1],
     left: usize,
     /// Where to go on, and groups of lines left of that page.
-    next: *const bf16,
+    next: *const u8,
     groups: usize,
     page_groups: usize,
+    /// Lines fetched together: an int8 page has half as many for the same work.
+    group_lines: usize,
 }
 
-/// Lines fetched together.
-const GROUP_LINES: usize = 4;
-/// Values of a cache line.
-const LINE: usize = 32;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 impl Fetcher {
     /// For what comes after, as much of it as a block holds.
@@ -92,10 +89,15 @@ impl Fetcher {
         let wanted = written.iter().chain(pages);
         for (pointer, &page) in pointers[..left].iter_mut().rev().zip(wanted) {
             // SAFETY: the page exists, as promised by the caller.
-            *pointer = unsafe { head.keys(page) };
+            *pointer = unsafe { head.page(page) };
         }
-        let page_groups = 2 * PAGE * head.head_dim / (GROUP_LINES * LINE);
-        Self { pages: pointers, left, next: std::ptr::null(), groups: 0, page_groups }
+        let page_bytes = head.context_type.head_bytes(head.head_dim);
+        let group_lines = match head.context_type {
+            ContextType::Bf16 => 4,
+            ContextType::Int8 => 2,
+        };
+        let page_groups = page_bytes.div_ceil(group_lines * LINE);
+        Self { pages: pointers, left, next: std::ptr::null(), groups: 0, page_groups, group_lines }
     }
 
     /// Groups to fetch for each of `rows` rows while a block's scores become weights.
@@ -118,11 +120,11 @@ impl Fetcher {
                 self.next = self.pages[self.left];
                 self.groups = self.page_groups;
             }
-            for line in 0..GROUP_LINES {
+            for line in 0..self.group_lines {
                 // SAFETY: a prefetch reads nothing.
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(self.next.wrapping_add(line * LINE).cast()) };
             }
-            self.next = self.next.wrapping_add(GROUP_LINES * LINE);
+            self.next = self.next.wrapping_add(self.group_lines * LINE);
             self.groups -= 1;
         }
     }
@@ -160,6 +162,8 @@ pub(super) struct Workspace {
     scores: Memory<f32>,
     /// [64 / 32][16 rows][32 positions]
     weights: Memory<bf16>,
+    /// Where pages are int8, the keys or the values of a block as bf16: [page of the block][16 d]
+    widened: Memory<bf16>,
     pub(super) part: Part,
     pub(super) total: Part,
     /// The thread's tiles, and for how many rows, while it attends with them.
@@ -167,11 +171,13 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
-    pub(super) fn new(head_dim: usize) -> Result<Self, ComputeError> {
+    pub(super) fn new(head_dim: usize, context_type: ContextType) -> Result<Self, ComputeError> {
+        let widened_pages = if context_type == ContextType::Int8 { BLOCK_PAGES } else { 0 };
         Ok(Self {
             queries: Memory::zeroed("queries", head_dim.div_ceil(STEP) * TILE)?,
             scores: Memory::zeroed("scores", BLOCK_PAGES * RESULT_TILE)?,
             weights: Memory::zeroed("attention weights", BLOCK_PAGES * PAGE / STEP * TILE)?,
+            widened: Memory::zeroed("widened pages", widened_pages * PAGE * head_dim)?,
             part: Part::new(head_dim)?,
             total: Part::new(head_dim)?,
             tiles: None,
@@ -261,15 +267,59 @@ unsafe fn attend_lanes<L: Lanes>(
             } else {
                 after
             });
-            score_pages::<L>(tile, head, pages, work, &mut fetcher);
-            let share = fetcher.share_of_row(tile.rows);
-            for row in 0..tile.rows {
-                fetcher.fetch(share);
-                weigh_row::<L>(tile, row, page * PAGE, pages.len(), head, work);
+            let mut block = [std::ptr::null(); BLOCK_PAGES];
+            for (pointer, &page) in block.iter_mut().zip(pages) {
+                *pointer = head.page(page);
             }
-            add_values::<L>(tile, head, pages, work, &mut fetcher);
+            let block = Block { pages: block, count: pages.len(), position: page * PAGE };
+            attend_block::<L>(tile, head, &block, work, &mut fetcher);
         }
         page = end;
+    }
+}
+
+/// Pages between two updates of the softmax.
+struct Block {
+    pages: [*const u8; BLOCK_PAGES],
+    count: usize,
+    /// The first page's first.
+    position: usize,
+}
+
+/// Attends to one block.
+#[inline(always)]
+unsafe fn attend_block<L: Lanes>(
+    tile: &Tile<'_>,
+    head: HeadPages,
+    block: &Block,
+    work: &mut Workspace,
+    fetcher: &mut Fetcher,
+) {
+    let (dim, part_values) = (head.head_dim, PAGE * head.head_dim);
+    // SAFETY: as promised by the caller; values follow the keys.
+    unsafe {
+        match head.context_type {
+            ContextType::Bf16 => {
+                let keys = block.pages.map(|page| page.cast::<bf16>());
+                let values = keys.map(|keys| keys.wrapping_add(part_values));
+                score_pages::<L>(tile, dim, &keys[..block.count], work, fetcher);
+                weigh_rows::<L, false>(tile, dim, block, work, fetcher);
+                add_values::<L>(tile, dim, &values[..block.count], work, fetcher);
+            }
+            ContextType::Int8 => {
+                let keys = block.pages.map(|page| page.cast::<i8>());
+                let values = keys.map(|keys| keys.wrapping_add(part_values));
+                let into = work.widened.as_mut_ptr();
+                let widened: [_; BLOCK_PAGES] =
+                    std::array::from_fn(|page| into.wrapping_add(page * part_values).cast_const());
+                let widened = &widened[..block.count];
+                int8::widen::<L>(&keys[..block.count], part_values, into, tile.tiles, fetcher);
+                score_pages::<L>(tile, dim, widened, work, fetcher);
+                weigh_rows::<L, true>(tile, dim, block, work, fetcher);
+                int8::widen::<L>(&values[..block.count], part_values, into, tile.tiles, fetcher);
+                add_values::<L>(tile, dim, widened, work, fetcher);
+            }
+        }
     }
 }
 
@@ -277,8 +327,8 @@ unsafe fn attend_lanes<L: Lanes>(
 #[inline(always)]
 unsafe fn score_pages<L: Lanes>(
     tile: &Tile<'_>,
-    head: HeadPages,
-    pages: &[u32],
+    head_dim: usize,
+    keys: &[*const bf16],
     work: &mut Workspace,
     fetcher: &mut Fetcher,
 ) {
@@ -286,23 +336,18 @@ unsafe fn score_pages<L: Lanes>(
     unsafe {
         let into = work.scores.as_mut_ptr();
         if tile.tiles {
-            let mut keys = [std::ptr::null(); BLOCK_PAGES];
-            for (pointer, &page) in keys.iter_mut().zip(pages) {
-                *pointer = head.keys(page);
-            }
-            let keys = &keys[..pages.len()];
-            return amx::score_pages(work.queries.as_ptr(), keys, head.head_dim, into, fetcher);
+            return amx::score_pages(work.queries.as_ptr(), keys, head_dim, into, fetcher);
         }
-        for (index, &page) in pages.iter().enumerate() {
-            fetcher.fetch(head.head_dim / LANES);
+        for (index, &keys) in keys.iter().enumerate() {
+            fetcher.fetch(head_dim / LANES);
             dot_rows::<L>(&DotRows {
                 left: work.queries.as_ptr(),
                 rows: tile.rows,
-                right: head.keys(page),
+                right: keys,
                 right_pair: 2 * PAGE,
                 right_panel: 0,
                 panels: 1,
-                pairs: head.head_dim / 2,
+                pairs: head_dim / 2,
                 result: into.add(index * RESULT_TILE),
                 accumulate: false,
             });
@@ -310,27 +355,48 @@ unsafe fn score_pages<L: Lanes>(
     }
 }
 
+/// Turns the scores of a block into weights, row by row. Where pages have scales (`SCALED`), a key's
+/// multiplies its score, and a value's its weight, once that is in the sum.
+#[inline(always)]
+unsafe fn weigh_rows<L: Lanes, const SCALED: bool>(
+    tile: &Tile<'_>,
+    head_dim: usize,
+    block: &Block,
+    work: &mut Workspace,
+    fetcher: &mut Fetcher,
+) {
+    let share = fetcher.share_of_row(tile.rows);
+    for row in 0..tile.rows {
+        fetcher.fetch(share);
+        // SAFETY: as promised by the caller.
+        unsafe { weigh_row::<L, SCALED>(tile, row, head_dim, block, work) };
+    }
+}
+
 /// Turns one row's scores of a block into weights, and rescales what came before.
 #[inline(always)]
-unsafe fn weigh_row<L: Lanes>(
+unsafe fn weigh_row<L: Lanes, const SCALED: bool>(
     tile: &Tile<'_>,
     row: usize,
-    position: usize,
-    pages: usize,
-    head: HeadPages,
+    head_dim: usize,
+    block: &Block,
     work: &mut Workspace,
 ) {
+    let pages = &block.pages[..block.count];
     let (first, last) = tile.seen[row];
     // SAFETY: rows and pages inside the block's buffers.
     unsafe {
-        let scale = L::splat(std::f32::consts::LOG2_E / (head.head_dim as f32).sqrt());
+        let scale = L::splat(std::f32::consts::LOG2_E / (head_dim as f32).sqrt());
         let none = L::splat(f32::NEG_INFINITY);
         let mut scores = [none; BLOCK_PAGES];
         let mut maximum = none;
-        for (page, score) in scores.iter_mut().enumerate().take(pages) {
-            let start = position + page * PAGE;
-            *score =
-                L::load(work.scores.as_ptr().add(page * RESULT_TILE + row * PAGE)).multiply(scale);
+        for (page, (score, &at)) in scores.iter_mut().zip(pages).enumerate() {
+            let start = block.position + page * PAGE;
+            *score = L::load(work.scores.as_ptr().add(page * RESULT_TILE + row * PAGE));
+            if SCALED {
+                *score = score.multiply(L::load((*Scales::of(at, head_dim)).keys.as_ptr()));
+            }
+            *score = score.multiply(scale);
             if start < first as usize || start + PAGE - 1 > last as usize {
                 let positions = L::load(COUNT.as_ptr()).add(L::splat(start as f32));
                 *score = positions.if_greater(L::splat(last as f32), none, *score);
@@ -342,9 +408,12 @@ unsafe fn weigh_row<L: Lanes>(
         let before = part.maxima[row];
         let maximum = maximum.largest().max(before);
         let mut sum = L::splat(0.0);
-        for (page, score) in scores.into_iter().enumerate().take(pages) {
-            let weight = exp2(score.subtract(L::splat(maximum)));
+        for (page, (score, &at)) in scores.into_iter().zip(pages).enumerate() {
+            let mut weight = exp2(score.subtract(L::splat(maximum)));
             sum = sum.add(weight);
+            if SCALED {
+                weight = weight.multiply(L::load((*Scales::of(at, head_dim)).values.as_ptr()));
+            }
             let place = page / 2 * TILE + row * STEP + page % 2 * PAGE;
             weight.store_bf16(work.weights.as_mut_ptr().add(place));
         }
@@ -366,31 +435,27 @@ unsafe fn weigh_row<L: Lanes>(
 #[inline(always)]
 unsafe fn add_values<L: Lanes>(
     tile: &Tile<'_>,
-    head: HeadPages,
-    pages: &[u32],
+    head_dim: usize,
+    values: &[*const bf16],
     work: &mut Workspace,
     fetcher: &mut Fetcher,
 ) {
     // SAFETY: as promised by the caller.
     unsafe {
         if tile.tiles {
-            let mut values = [std::ptr::null(); BLOCK_PAGES];
-            for (pointer, &page) in values.iter_mut().zip(pages) {
-                *pointer = head.values(page);
-            }
-            let (values, into) = (&values[..pages.len()], work.part.values.as_mut_ptr());
-            return amx::add_values(work.weights.as_ptr(), values, head.head_dim, into, fetcher);
+            let into = work.part.values.as_mut_ptr();
+            return amx::add_values(work.weights.as_ptr(), values, head_dim, into, fetcher);
         }
-        for (index, &page) in pages.iter().enumerate() {
-            let columns = head.head_dim / LANES;
+        for (index, &values) in values.iter().enumerate() {
+            let columns = head_dim / LANES;
             for column in (0..columns).step_by(2) {
                 let panels = (columns - column).min(2);
                 fetcher.fetch(2 * panels);
                 dot_rows::<L>(&DotRows {
                     left: work.weights.as_ptr().add(index / 2 * TILE + index % 2 * PAGE),
                     rows: tile.rows,
-                    right: head.values(page).add(2 * LANES * column),
-                    right_pair: 2 * head.head_dim,
+                    right: values.add(2 * LANES * column),
+                    right_pair: 2 * head_dim,
                     right_panel: 2 * LANES,
                     panels,
                     pairs: PAGE / 2,

@@ -6,11 +6,10 @@ mod batch;
 use super::attention::{self, After, PAGE, Part, SPLIT_PAGES, Workspace};
 use super::tiles::TILE_ROWS;
 use crate::memory::{Memory, SharedMut};
-use crate::{AttendRow, ComputeError, ContextKernels, Isa, Threads};
+use crate::{AttendRow, ComputeError, ContextKernels, ContextType, Isa, Threads};
 use batch::{Batch, split_pages};
 use glinthawk_flight::Buffer;
 use glinthawk_model::ModelConfig;
-use half::bf16;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,8 +21,8 @@ const JOBS_PER_THREAD: usize = 4;
 pub(crate) struct X86Context {
     shape: Shape,
     threads: Arc<Threads>,
-    /// (layers, pages, kv_heads, keys and values): keys [d / 2][16 positions][2], values [16 / 2][d][2]
-    values: Memory<bf16>,
+    /// (layers, pages, kv_heads), each as [`attention::HeadPages`] says.
+    bytes: Memory<u8>,
     workspaces: Vec<Workspace>,
     /// Parts of splits, where these are shared out one by one.
     parts: Vec<Part>,
@@ -39,6 +38,7 @@ pub(crate) struct X86Context {
 /// What stays the same for all calls.
 struct Shape {
     config: ModelConfig,
+    context_type: ContextType,
     isa: Isa,
     pages: usize,
 }
@@ -57,14 +57,14 @@ struct Job {
 }
 
 impl Shape {
-    /// Values of one page, one head, keys and values.
-    fn head_values(&self) -> usize {
-        2 * PAGE * self.config.head_dim
+    /// Bytes of one page, one head, keys and values.
+    fn head_bytes(&self) -> usize {
+        self.context_type.head_bytes(self.config.head_dim)
     }
 
-    /// Values of one page, all heads.
-    fn page_values(&self) -> usize {
-        self.head_values() * self.config.kv_heads
+    /// Bytes of one page, all heads.
+    fn page_bytes(&self) -> usize {
+        self.head_bytes() * self.config.kv_heads
     }
 
     /// Query heads of one key/value head.
@@ -78,16 +78,17 @@ impl X86Context {
         config: &ModelConfig,
         layers: usize,
         pages: usize,
+        context_type: ContextType,
         isa: Isa,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
         let overflow = ComputeError::Memory { what: "context pages", bytes: usize::MAX };
-        let shape = Shape { config: config.clone(), isa, pages };
-        let len = shape.page_values().checked_mul(layers).and_then(|len| len.checked_mul(pages));
+        let shape = Shape { config: config.clone(), context_type, isa, pages };
+        let len = shape.page_bytes().checked_mul(layers).and_then(|len| len.checked_mul(pages));
         let workspaces: Result<_, _> =
-            (0..threads.count()).map(|_| Workspace::new(config.head_dim)).collect();
+            (0..threads.count()).map(|_| Workspace::new(config.head_dim, context_type)).collect();
         Ok(Self {
-            values: Memory::zeroed("context pages", len.ok_or(overflow)?)?,
+            bytes: Memory::zeroed("context pages", len.ok_or(overflow)?)?,
             shape,
             threads,
             workspaces: workspaces?,
@@ -99,8 +100,8 @@ impl X86Context {
         })
     }
 
-    pub(crate) fn fill(&mut self, value: bf16) {
-        self.values.fill(value);
+    pub(crate) fn fill(&mut self, byte: u8) {
+        self.bytes.fill(byte);
     }
 
     /// Cuts the batch into runs, segments and jobs. Returns whether no two runs can be of one prompt.
@@ -209,7 +210,7 @@ impl ContextKernels for X86Context {
         let long = rows.iter().any(|row| row.position as usize / PAGE >= SPLIT_PAGES);
         let parts = if few && long { self.plan_splits(rows).unwrap_or(0) } else { 0 };
         let shape = &self.shape;
-        let layer_values = shape.page_values() * shape.pages;
+        let layer_bytes = shape.page_bytes() * shape.pages;
         let batch = Batch {
             shape,
             rows,
@@ -217,7 +218,7 @@ impl ContextKernels for X86Context {
             attended: SharedMut::new(
                 &mut attended.bf16_mut()[..rows.len() * shape.config.query_width()],
             ),
-            pages: SharedMut::new(&mut self.values[layer * layer_values..][..layer_values]),
+            pages: SharedMut::new(&mut self.bytes[layer * layer_bytes..][..layer_bytes]),
         };
         batch.check();
         let jobs = &self.jobs;

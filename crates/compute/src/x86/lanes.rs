@@ -49,6 +49,9 @@ pub(super) trait Lanes: Copy {
     /// self + a.0 · b.0 + a.1 · b.1, lane by lane, in an order of the instruction set's own.
     unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self;
 
+    /// Thirty-two i8 as bf16, which are exact.
+    unsafe fn widen(from: *const i8, into: *mut bf16);
+
     /// Puts sixteen bf16 at every second place from `into`, and touches nothing between them.
     #[inline(always)]
     unsafe fn spread_bf16(from: *const bf16, into: *mut bf16) {
@@ -187,6 +190,8 @@ macro_rules! zmm_common {
 /// Subtracting a positive float's bits from this gives those of its reciprocal, within 1/19.
 const RECIPROCAL_MAGIC: i32 = 0x7ef3_11c7;
 const HIGH_HALF: i32 = 0xffff_0000_u32 as i32;
+/// Every second of 32 places.
+const ODD: u32 = 0xaaaa_aaaa;
 
 impl Lanes for Zmm {
     type Pairs = (__m512, __m512);
@@ -216,6 +221,17 @@ impl Lanes for Zmm {
     #[inline(always)]
     unsafe fn splat_pair(from: *const bf16) -> Self::Pairs {
         unsafe { apart(_mm512_set1_epi32(from.cast::<i32>().read_unaligned())) }
+    }
+    #[inline(always)]
+    unsafe fn widen(from: *const i8, into: *mut bf16) {
+        unsafe {
+            let pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256(from.cast()));
+            let first = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(pairs));
+            let first = _mm512_castps_si512(_mm512_cvtepi32_ps(first));
+            let second = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32::<8>(pairs)));
+            let both = _mm512_mask_blend_epi16(ODD, _mm512_srli_epi32::<16>(first), second);
+            _mm512_storeu_si512(into.cast(), both);
+        }
     }
     #[inline(always)]
     unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
@@ -252,6 +268,16 @@ impl Lanes for ZmmBf16 {
     #[inline(always)]
     unsafe fn splat_pair(from: *const bf16) -> Self::Pairs {
         unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn widen(from: *const i8, into: *mut bf16) {
+        unsafe {
+            let wide = |from: *const i8| {
+                _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())))
+            };
+            let both = _mm512_cvtne2ps_pbh(wide(from.add(LANES)), wide(from));
+            _mm512_storeu_si512(into.cast(), std::mem::transmute::<__m512bh, __m512i>(both));
+        }
     }
     #[inline(always)]
     unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
@@ -396,6 +422,20 @@ impl Lanes for Ymm2 {
             let first = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pair));
             let second = _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(HIGH_HALF)));
             [first, first, second, second]
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen(from: *const i8, into: *mut bf16) {
+        unsafe {
+            for half in [0, LANES] {
+                let pairs = _mm256_cvtepi16_epi32(_mm_loadu_si128(from.add(half).cast()));
+                let first = _mm256_srai_epi32::<24>(_mm256_slli_epi32::<24>(pairs));
+                let first = _mm256_castps_si256(_mm256_cvtepi32_ps(first));
+                let second = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_srai_epi32::<8>(pairs)));
+                let first = _mm256_srli_epi32::<16>(first);
+                let both = _mm256_blend_epi16::<0b1010_1010>(first, second);
+                _mm256_storeu_si256(into.add(half).cast(), both);
+            }
         }
     }
     #[inline(always)]

@@ -3,8 +3,9 @@
 use super::{Job, Shape};
 use crate::memory::SharedMut;
 use crate::x86::attention::{self, After, HeadPages, PAGE, Part, SPLIT_PAGES, Tile, Workspace};
+use crate::x86::int8;
 use crate::x86::tiles::{STEP, TILE, TILE_ROWS};
-use crate::{AttendRow, Isa, Threads};
+use crate::{AttendRow, ContextType, Isa, Threads};
 use half::bf16;
 use std::ops::Range;
 
@@ -16,8 +17,8 @@ pub(super) struct Batch<'a> {
     pub(super) qkv: &'a [bf16],
     /// (rows, query_width)
     pub(super) attended: SharedMut<'a, bf16>,
-    /// One layer: (pages, kv_heads, keys and values).
-    pub(super) pages: SharedMut<'a, bf16>,
+    /// One layer's bytes: (pages, kv_heads, keys and values).
+    pub(super) pages: SharedMut<'a, u8>,
 }
 
 impl Shape {
@@ -61,9 +62,10 @@ impl Batch<'_> {
 
     /// One head's pages.
     pub(super) fn head_pages(&self, kv_head: usize) -> HeadPages {
-        let (head_values, stride) = (self.shape.head_values(), self.shape.page_values());
-        let first = self.pages.place(kv_head * head_values, head_values);
-        HeadPages { first, stride, head_dim: self.shape.config.head_dim }
+        let Shape { config, context_type, .. } = self.shape;
+        let (head_bytes, stride) = (self.shape.head_bytes(), self.shape.page_bytes());
+        let first = self.pages.place(kv_head * head_bytes, head_bytes);
+        HeadPages { first, stride, head_dim: config.head_dim, context_type: *context_type }
     }
 
     /// Stores all rows, whatever their order: first clears the pages that begin, then fills in.
@@ -100,17 +102,17 @@ impl Batch<'_> {
     }
 
     /// Where the row's page of one head begins.
-    fn page(&self, row: usize, kv_head: usize) -> *mut bf16 {
+    fn page(&self, row: usize, kv_head: usize) -> *mut u8 {
         let AttendRow { position, pages } = self.rows[row];
         let page = pages[position as usize / PAGE] as usize;
-        let head_values = self.shape.head_values();
-        self.pages.place(page * self.shape.page_values() + kv_head * head_values, head_values)
+        let head_bytes = self.shape.head_bytes();
+        self.pages.place(page * self.shape.page_bytes() + kv_head * head_bytes, head_bytes)
     }
 
     /// What an earlier prompt left behind may be anything, and even a weight of 0 would make NaN of it.
     fn clear_page(&self, row: usize, kv_head: usize) {
         // SAFETY: a whole page of one head, of which nobody uses anything yet.
-        unsafe { self.page(row, kv_head).write_bytes(0, self.shape.head_values()) };
+        unsafe { self.page(row, kv_head).write_bytes(0, self.shape.head_bytes()) };
     }
 
     fn store(&self, row: usize, kv_head: usize) {
@@ -120,9 +122,15 @@ impl Batch<'_> {
         let keys = &values[config.query_width() + kv_head * head_dim..][..head_dim];
         let values =
             &values[config.query_width() + config.kv_width() + kv_head * head_dim..][..head_dim];
+        let (isa, page) = (self.shape.isa, self.page(row, kv_head));
         // SAFETY: the instruction set is there; no two rows have the same page and position, and
         // others' places on the page are not touched.
-        unsafe { attention::store(self.shape.isa, keys, values, self.page(row, kv_head), slot) };
+        unsafe {
+            match self.shape.context_type {
+                ContextType::Bf16 => attention::store(isa, keys, values, page.cast(), slot),
+                ContextType::Int8 => int8::store(isa, keys, values, page, slot),
+            }
+        }
     }
 
     /// Copies a tile's queries into left-tile order.
