@@ -1,13 +1,20 @@
 //! `bench`: a fixed job, end to end.
 
 use crate::args::BenchArgs;
+use crate::bench_parts::median;
 use crate::{setup, units};
 use anyhow::bail;
 use glinthawk_cluster::{Engine, EngineEvent};
+use glinthawk_compute::Threads;
+use glinthawk_compute::bench::operations_per_second;
+use glinthawk_plan::Shape;
 use glinthawk_protocol::{Prompt, PromptId, Sampling};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
+
+/// Looks at the machine's peak before a run, and after it.
+const PEAKS: usize = 15;
 
 /// Runs the same prompts several times; the median counts.
 pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
@@ -31,16 +38,35 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         args.input,
         args.output
     )?;
-    let mut rates = Vec::new();
+    let job = FixedJob { prompts: args.prompts, input: args.input, output: args.output };
+    let operations = job.operations(&Shape::of(opened.model.name(), opened.model.config()));
+    let isa = setup::isa(args.engine.isa)?;
+    let threads = Threads::new(setup::threads(args.engine.threads)?)?;
+    let peaks = || (0..PEAKS).map(|_| operations_per_second(isa, &threads)).collect::<Vec<_>>();
+    let (mut rates, mut shares) = (Vec::new(), Vec::new());
     for run in 0..args.runs {
-        let job = FixedJob { prompts: args.prompts, input: args.input, output: args.output };
+        let mut around = peaks();
         let elapsed_s = run_once(&mut engine, job, opened.served.vocab, run)?;
-        let rate = tokens as f64 / elapsed_s;
-        writeln!(out, "run {}: {}, {rate:.0} tokens/s", run + 1, units::seconds(elapsed_s))?;
+        around.extend(peaks());
+        let peak = median(around);
+        let (rate, share) = (tokens as f64 / elapsed_s, operations / elapsed_s / peak);
+        writeln!(
+            out,
+            "run {}: {}, {:.1}% of {:.0} GFLOP/s, {rate:.0} tokens/s",
+            run + 1,
+            units::seconds(elapsed_s),
+            100.0 * share,
+            peak / 1e9,
+        )?;
         rates.push(rate);
+        shares.push(share);
     }
-    rates.sort_by(f64::total_cmp);
-    writeln!(out, "median: {:.0} tokens/s, prompt and generated together", rates[rates.len() / 2])?;
+    writeln!(
+        out,
+        "median: {:.0} tokens/s, prompt and generated together; {:.1}% of the peak around the run in products with weights",
+        median(rates),
+        100.0 * median(shares),
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -53,6 +79,17 @@ pub struct FixedJob {
     pub input: u32,
     /// Tokens generated for each.
     pub output: u32,
+}
+
+impl FixedJob {
+    /// Operations of all products with weights: every token but the last of each prompt goes through all layers, and
+    /// what is generated through the classifier.
+    fn operations(self, shape: &Shape) -> f64 {
+        let layers = shape.layers as f64 * (shape.pre_parameters() + shape.post_parameters());
+        let rows = f64::from(self.input + self.output - 1);
+        let each = rows * layers + f64::from(self.output) * shape.classify_parameters();
+        2.0 * f64::from(self.prompts) * each
+    }
 }
 
 /// Runs a job and says how many seconds it took; `run` makes its prompts others than an earlier run's.

@@ -135,7 +135,8 @@ impl fmt::Display for Share {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The middle of them.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }

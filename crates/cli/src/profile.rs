@@ -26,6 +26,9 @@ const SAMPLE: Duration = Duration::from_millis(2);
 const TIMES_MAX: usize = 200;
 const INTERLEAVED_TIMES_MAX: usize = 4;
 
+/// Batches on either side of one that say how much the machine was slowed.
+const NEIGHBOURS: usize = 3;
+
 /// How thorough a profile is.
 struct Effort {
     /// Batches, ascending.
@@ -295,7 +298,7 @@ fn mean(times: usize, mut kernel: impl FnMut() -> f64) -> f64 {
     (0..times).map(|_| kernel()).sum::<f64>() / times as f64
 }
 
-/// Medians and spreads of kernels over batches. All of them take turns, again and again, so that a slow moment of
+/// Means and spreads of kernels over batches. All of them take turns, again and again, so that a slow moment of
 /// the machine is one sample of each and not all samples of one. `run` runs one of them so many times and gives the
 /// mean.
 fn sweep<const KERNELS: usize>(
@@ -321,15 +324,27 @@ fn sweep<const KERNELS: usize>(
         turns += 1;
     }
     std::array::from_fn(|kernel| {
-        let samples = batches.iter().zip(&mut all);
-        samples.map(|(&batch, samples)| point(batch, &mut samples[kernel])).collect()
+        let samples = all.iter_mut().map(|samples| std::mem::take(&mut samples[kernel])).collect();
+        points(batches, samples)
     })
 }
 
-fn point(batch: usize, samples: &mut [f64]) -> Point {
-    samples.sort_by(f64::total_cmp);
-    let at = |part: f64| samples[((samples.len() - 1) as f64 * part).round() as usize];
-    Point { batch, seconds: at(0.5), spread: (at(0.75) - at(0.25)) / 2.0 }
+/// A job takes the mean of what its kernels take, but the mean of a few samples says little where others share the
+/// machine and slow it for moments. So a batch has its best sample, times what samples of the batches around it took
+/// over their best ones on average.
+fn points(batches: &[usize], mut samples: Vec<Vec<f64>>) -> Curve {
+    samples.iter_mut().for_each(|samples| samples.sort_by(f64::total_cmp));
+    let over_best =
+        |samples: &Vec<f64>| samples.iter().sum::<f64>() / samples.len() as f64 / samples[0];
+    let point = |(index, &batch): (usize, &usize)| {
+        let around = index.saturating_sub(NEIGHBOURS)..(index + NEIGHBOURS + 1).min(batches.len());
+        let slowed =
+            samples[around.clone()].iter().map(over_best).sum::<f64>() / around.len() as f64;
+        let samples = &samples[index];
+        let at = |part: f64| samples[((samples.len() - 1) as f64 * part).round() as usize];
+        Point { batch, seconds: samples[0] * slowed, spread: (at(0.75) - at(0.25)) / 2.0 }
+    };
+    batches.iter().enumerate().map(point).collect()
 }
 
 /// Milliseconds of one layer, a line for each batch.
@@ -338,7 +353,7 @@ fn print(profile: &Profile) -> anyhow::Result<()> {
     let from = &profile.provenance;
     writeln!(
         out,
-        "{}: {}, {}, {}; milliseconds of one layer (classifier: of all), median ± spread",
+        "{}: {}, {}, {}; milliseconds of one layer (classifier: of all), mean ± spread",
         profile.shape.model,
         from.machine,
         from.instruction_set,
@@ -379,4 +394,24 @@ fn print(profile: &Profile) -> anyhow::Result<()> {
         microseconds(around.crowded),
     )?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_moment_is_shared_among_its_neighbours() {
+        let batches: Vec<usize> = (1..=7).collect();
+        // Twice as long for each batch as for the one before; one sample in seven was slowed threefold.
+        let mut samples: Vec<Vec<f64>> =
+            batches.iter().map(|batch| vec![f64::from(1 << batch); 2]).collect();
+        samples[3][1] *= 3.0;
+        let curve = points(&batches, samples);
+        // In the middle all seven are neighbours: one of them took twice its best on average.
+        let expected = 16.0 * (6.0 + 2.0) / 7.0;
+        assert!((curve[3].seconds - expected).abs() < 1e-9, "{}", curve[3].seconds);
+        assert!((curve[0].seconds - 2.0 * (3.0 + 2.0) / 4.0).abs() < 1e-9, "{}", curve[0].seconds);
+        assert_eq!(curve[3].spread, 16.0);
+    }
 }

@@ -51,11 +51,7 @@ impl Ceilings {
 
     /// Operations per second from registers alone.
     pub fn operations_per_second(&self) -> f64 {
-        const ROUNDS: usize = 20_000;
-        let started = Instant::now();
-        self.threads.run(|_, _| peak(self.isa, ROUNDS));
-        (operations_per_round(self.isa) * ROUNDS * self.threads.count()) as f64
-            / started.elapsed().as_secs_f64()
+        operations_per_second(self.isa, &self.threads)
     }
 
     /// Bytes per second read in order, every thread its own part.
@@ -67,6 +63,14 @@ impl Ceilings {
         });
         READ_BYTES as f64 / started.elapsed().as_secs_f64()
     }
+}
+
+/// Operations per second from registers alone, on all threads. The machine must have the instruction set.
+pub fn operations_per_second(isa: Isa, threads: &Threads) -> f64 {
+    const ROUNDS: usize = 20_000;
+    let started = Instant::now();
+    threads.run(|_, _| peak(isa, ROUNDS));
+    (operations_per_round(isa) * ROUNDS * threads.count()) as f64 / started.elapsed().as_secs_f64()
 }
 
 fn operations_per_round(isa: Isa) -> usize {
