@@ -70,9 +70,9 @@ impl Engine {
         self.dispatcher.wants_prompts()
     }
 
-    /// Rows of a flight.
-    pub fn flight_rows(&self) -> usize {
-        self.dispatcher.flight_rows()
+    /// Whether nothing is in the air.
+    pub fn is_grounded(&self) -> bool {
+        self.launched.is_empty()
     }
 
     /// Whether no prompt is inside.

@@ -4,13 +4,15 @@ use crate::engine::{Engine, EngineEvent};
 use crate::error::ClusterError;
 use glinthawk_jobs::{Job, Next};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long an idle engine waits for a line before it looks at the interrupt again.
 const WAIT_IDLE: Duration = Duration::from_millis(50);
-/// How long a busy one does while a flight's worth is missing: a file's next line is there sooner, and
-/// a flight that leaves with a few rows is away as long as a full one.
+/// How long a busy one does: a file's next line is there sooner.
 const WAIT_BUSY: Duration = Duration::from_millis(2);
+/// For how long prompts are gathered before anything is in the air: prompts are seated evenly, and a
+/// flight that leaves with a few rows is away as long as a full one.
+const GATHER: Duration = Duration::from_millis(250);
 
 /// Runs a job to its end or until `interrupted` is set; calls `observe` after every batch.
 pub fn run_job(
@@ -21,18 +23,14 @@ pub fn run_job(
 ) -> Result<(), ClusterError> {
     let mut exhausted = false;
     while !interrupted.load(Ordering::Relaxed) {
-        let mut submitted = 0;
+        let gathered_by = Instant::now() + if engine.is_grounded() { GATHER } else { WAIT_BUSY };
         while !exhausted && engine.wants_prompts() {
-            let wait = match submitted {
-                _ if engine.is_idle() => WAIT_IDLE,
-                few if few < engine.flight_rows() => WAIT_BUSY,
-                _ => Duration::ZERO,
+            let wait = match engine.is_idle() {
+                true => WAIT_IDLE,
+                false => WAIT_BUSY.min(gathered_by.saturating_duration_since(Instant::now())),
             };
             match job.next(wait)? {
-                Next::Prompt(prompt) => {
-                    engine.submit(prompt);
-                    submitted += 1;
-                }
+                Next::Prompt(prompt) => engine.submit(prompt),
                 Next::Later => break,
                 Next::Exhausted => exhausted = true,
             }

@@ -174,15 +174,10 @@ impl Dispatcher {
     /// Whether another prompt should be submitted now: enough wait to fill what comes home next, and
     /// every seat that is free.
     pub fn wants_prompts(&self) -> bool {
-        let rows = self.flight_rows();
+        let rows = self.config.rows_per_lane as usize * self.lanes.len();
         let seated = self.entries.len() - self.queue.len();
         let free = (self.config.flights as usize * rows).saturating_sub(seated);
         self.queue.len() < free.max(rows).max(16)
-    }
-
-    /// Rows of a flight.
-    pub fn flight_rows(&self) -> usize {
-        self.config.rows_per_lane as usize * self.lanes.len()
     }
 
     /// Whether no prompt is inside.
