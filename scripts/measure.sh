@@ -51,8 +51,7 @@ run_steadily() {
     run "$@" --trace "$FOLDER/trace.json"
     RATES=$(python3 - "$FOLDER/trace.json" << 'END'
 import json, sys
-events = json.load(open(sys.argv[1]))
-events = events if isinstance(events, list) else events["traceEvents"]
+events = json.load(open(sys.argv[1]))["traceEvents"]
 node = next(e["pid"] for e in events if e.get("name") == "process_name" and e["args"]["name"] == "Tier 1")
 spans = sorted((e["ts"], e["args"]["rows"], e["name"]) for e in events if e.get("ph") == "X" and e["pid"] == node)
 stages = len({name for _, _, name in spans})

@@ -358,7 +358,7 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// Rows in a batch, where nobody chose.
+    /// Rows in a batch: those asked for, else the usual number.
     pub fn batch(&self) -> u32 {
         self.batch.unwrap_or(BATCH_DEFAULT)
     }

@@ -13,7 +13,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Looks at the machine's peak before a run, and after it.
+/// How often the machine's peak is measured before a run, and again after it.
 const PEAKS: usize = 15;
 
 /// Runs the same prompts several times; the median counts.

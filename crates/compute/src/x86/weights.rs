@@ -360,7 +360,8 @@ fn share_rows(threads: &Threads, rows: usize, task: impl Fn(usize) + Sync) {
 
 /// Asks for values that will be wanted soon: a residual has waited in memory while its row was away.
 fn fetch(values: &[f32]) {
-    for line in values.chunks(16) {
+    const LINE: usize = 64 / size_of::<f32>();
+    for line in values.chunks(LINE) {
         // SAFETY: a prefetch changes nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
     }
