@@ -214,6 +214,9 @@ pub struct SimulateArgs {
     /// Let Tier-1 nodes hold contexts and attend too
     #[arg(long)]
     pub hybrid: bool,
+    /// Lanes that compute side by side in one process, each with the threads of the profile
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096), conflicts_with_all = ["tier2", "cores"])]
+    pub lanes: u32,
     /// Rows of a flight for each attention worker
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: u32,
@@ -310,9 +313,9 @@ pub struct ProfileArgs {
     /// Write the profile to this file [default: in the cache, where `run` finds it]
     #[arg(short, long, value_name = "FILE.json")]
     pub output: Option<PathBuf>,
-    /// Kernel threads [default: the cores this process may use]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub threads: Option<u32>,
+    /// Kernel threads; as many kernels run side by side as there are cores for, as lanes and nodes do in a run
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
     /// Instruction set of the kernels [default: the best here]
     #[arg(long, env = "GLINTHAWK_ISA")]
     pub isa: Option<Isa>,
@@ -328,8 +331,8 @@ pub struct EngineArgs {
     /// A name of the catalogue, a folder or .gguf file, org/name of the Hugging Face hub, or dummy:SHAPE
     #[arg(long, short, default_value = DEFAULT_MODEL)]
     pub model: String,
-    /// Rows in a batch, for each attention worker: one for each prompt that generates, the rest for
-    /// prefill [default: 256; where a job runs in one process, the best for it by a profile of this
+    /// Rows in a batch, for each attention worker or lane: one for each prompt that generates, the rest
+    /// for prefill [default: 256; where a job runs in one process, the best for it by a profile of this
     /// machine]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: Option<u32>,
@@ -339,7 +342,7 @@ pub struct EngineArgs {
     /// Prefill rows of one prompt in a batch, at most
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub chunk: u32,
-    /// Memory for contexts of each attention worker, such as 4GiB [default: half of what is free,
+    /// Memory for contexts of each process that attends, such as 4GiB [default: half of what is free,
     /// in equal parts]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub context_memory: Option<u64>,
@@ -349,7 +352,8 @@ pub struct EngineArgs {
     /// Longest context in tokens, prompt and completion together [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_context: Option<u32>,
-    /// Kernel threads [default: the cores this process may use]
+    /// Kernel threads [default: the cores this process may use]; with enough prompts each is a lane of
+    /// its own, that runs whole batches by itself
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
     /// Instruction set of the kernels: portable, avx2, avx512, avx512bf16 or amx [default: the best here]

@@ -4,7 +4,7 @@ use crate::args::BenchArgs;
 use crate::bench_parts::median;
 use crate::{setup, units};
 use anyhow::bail;
-use glinthawk_cluster::{Engine, EngineEvent};
+use glinthawk_cluster::{Crowd, Engine, EngineEvent};
 use glinthawk_compute::Threads;
 use glinthawk_compute::bench::operations_per_second;
 use glinthawk_plan::Shape;
@@ -19,7 +19,9 @@ const PEAKS: usize = 15;
 /// Runs the same prompts several times; the median counts.
 pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let opened = setup::open(&args.engine)?;
-    let mut engine = setup::load(&args.engine, &opened)?;
+    let crowd =
+        Crowd { prompts: args.prompts as usize, tokens: (args.input + args.output) as usize };
+    let mut engine = setup::load(&args.engine, &opened, crowd)?;
     if args.input + args.output > engine.positions_max() {
         bail!(
             "{} + {} tokens do not fit a context of {}",

@@ -4,7 +4,7 @@ use crate::args::GenerateArgs;
 use crate::progress::say;
 use crate::{interrupt, setup, units};
 use anyhow::{anyhow, bail};
-use glinthawk_cluster::EngineEvent;
+use glinthawk_cluster::{Crowd, EngineEvent};
 use glinthawk_jobs::Generation;
 use glinthawk_protocol::PromptId;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let chat = !args.raw && opened.served.template.is_some();
     let mut generation = Generation::new(Arc::clone(&opened.served), &body(args, chat))
         .map_err(|refusal| anyhow!("{refusal}"))?;
-    let mut engine = setup::load(&args.engine, &opened)?;
+    let mut engine = setup::load(&args.engine, &opened, Crowd::ONE)?;
     let interrupted = interrupt::flag()?;
     let mut out = std::io::stdout().lock();
     engine.submit(generation.prompt(PromptId(0)));

@@ -6,7 +6,7 @@ use crate::planned::Planned;
 use crate::progress::say;
 use crate::setup::{self, Opened};
 use crate::{profile, units};
-use glinthawk_cluster::{Layout, RunStats, allowed_cores};
+use glinthawk_cluster::{Crowd, Layout, RunStats, allowed_cores};
 use glinthawk_jobs::{Generation, Input};
 use glinthawk_plan::{
     Deployment, Forecast, Kernels, Length, Place, Profile, Shape, Workload, even_slices, forecast,
@@ -73,6 +73,11 @@ impl Expected {
         Some(Self { workload: Workload::new(&path.display().to_string(), lengths).ok()?, lines })
     }
 
+    /// What matters of it for the engine's shape.
+    pub fn crowd(&self) -> Crowd {
+        Crowd { prompts: self.lines, tokens: (self.tokens() / self.lines as f64) as usize }
+    }
+
     /// Prompt and generated tokens of all lines.
     fn tokens(&self) -> f64 {
         let read = self.workload.lengths().len() as f64;
@@ -106,19 +111,20 @@ pub fn choose_batch(
     if engine.batch.is_some() || engine.flights.is_some() || !cluster.is_one_process() {
         return Ok(None);
     }
-    let config = opened.model.config();
+    let (config, crowd) = (opened.model.config(), expected.crowd());
     let shape = Shape::of(opened.model.name(), config);
-    if deployment(opened, (engine, cluster)).is_none() {
+    if deployment(crowd, opened, (engine, cluster)).is_none() {
         if shape.model_bytes() / 2.0 * expected.tokens() < WORK_PROFILED {
             return Ok(None);
         }
         say("there is no profile of this machine for such a model yet: taking a brief one");
-        profile::keep_brief(&opened.model, engine)?;
+        let lanes = setup::layout(engine, cluster, opened, crowd)?.local_lanes;
+        profile::keep_brief(&opened.model, engine, setup::threads(engine.threads)? / lanes)?;
     }
     let mut rates = Vec::new();
     for batch in BATCHES {
         let engine = EngineArgs { batch: Some(batch), ..engine.clone() };
-        let Some(deployment) = deployment(opened, (&engine, cluster)) else { continue };
+        let Some(deployment) = deployment(crowd, opened, (&engine, cluster)) else { continue };
         let profiled = deployment.tier1.knots().last().copied().unwrap_or(0);
         if batch as usize <= profiled {
             rates.push((batch, expected.forecast(&deployment).tokens_per_second()));
@@ -149,7 +155,7 @@ impl Outlook {
         planned: Option<&Planned>,
     ) -> Option<Self> {
         let tokens = expected.tokens();
-        let (source, seconds) = match (deployment(opened, options), planned) {
+        let (source, seconds) = match (deployment(expected.crowd(), opened, options), planned) {
             (Some(deployment), _) => {
                 ("a profile of this machine", expected.forecast(&deployment).seconds)
             }
@@ -211,6 +217,7 @@ fn length(line: &[u8], opened: &Opened) -> Option<Length> {
 
 /// The engine as a forecast sees it; `None` where it is not all on this machine, or the machine has no profile.
 fn deployment(
+    crowd: Crowd,
     opened: &Opened,
     (engine, cluster): (&EngineArgs, &ClusterArgs),
 ) -> Option<Deployment> {
@@ -219,17 +226,18 @@ fn deployment(
     }
     let config = opened.model.config();
     let alone = cluster.tier1.is_none() && cluster.tier2.is_none();
-    let layout = setup::layout(engine, cluster, opened).ok()?;
-    let Layout { slices, remote_lanes, local_lane, batch, flights, chunk, .. } = layout;
+    let layout = setup::layout(engine, cluster, opened, crowd).ok()?;
+    let Layout { slices, remote_lanes, local_lanes, batch, flights, chunk, .. } = layout;
     let (cores, processes) = (allowed_cores().len(), slices * (1 + remote_lanes));
     let threads = match alone {
-        true => setup::threads(engine.threads).ok()?,
+        true => setup::threads(engine.threads).ok()? / local_lanes,
         false => (cores / processes).max(1),
     };
     let from = profile::provenance(setup::isa(engine.isa).ok()?, threads);
     let kept = Profile::read(&profile::cached(config, &from).ok()?).ok()?;
     let kernels = Arc::new(Kernels::Measured(Box::new(kept)));
     let memory_bytes = match engine.context_memory {
+        Some(bytes) if alone => bytes / local_lanes as u64,
         Some(bytes) => bytes,
         None => setup::free_memory_bytes().ok()? / 2 / (slices * layout.lanes()) as u64,
     };
@@ -237,7 +245,7 @@ fn deployment(
         shape: Shape::of(opened.model.name(), config),
         slices: even_slices(config.layers, slices),
         tier2: remote_lanes,
-        local_lane,
+        local_lane: local_lanes > 0,
         batch,
         flights,
         chunk,
@@ -250,7 +258,7 @@ fn deployment(
         delay: cluster.delay.unwrap_or_default().as_secs_f64(),
         bandwidth: cluster.bandwidth.map_or(f64::INFINITY, |rate| rate as f64),
         place: match alone {
-            true => Place::OneProcess,
+            true => Place::OneProcess { lanes: local_lanes },
             false if processes >= cores => Place::SharedCores(cores),
             false => Place::OwnMachines,
         },

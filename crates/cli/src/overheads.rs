@@ -3,8 +3,8 @@
 
 use crate::args::EngineArgs;
 use crate::{bench, setup};
-use glinthawk_cluster::keep_to_cores;
 use glinthawk_cluster::net::{BenchOptions, round_trip};
+use glinthawk_cluster::{Crowd, keep_to_cores};
 use glinthawk_model::ModelConfig;
 use glinthawk_plan::profile::Overheads;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ fn steps(engine: &EngineArgs, layers: usize) -> anyhow::Result<(f64, f64)> {
     let mut measured = [0.0; 2];
     for (seconds, rows) in measured.iter_mut().zip([1, ROWS]) {
         let engine = EngineArgs { batch: Some(rows), ..engine.clone() };
-        let mut loaded = setup::load(&engine, &opened)?;
+        let mut loaded = setup::load(&engine, &opened, Crowd::ONE)?;
         let job = bench::FixedJob { prompts: rows, input: 1, output: TOKENS };
         bench::run_once(&mut loaded, job, opened.served.vocab, 0)?;
         let (stats, _) = loaded.stats()?;

@@ -4,6 +4,7 @@ use crate::args::{EngineArgs, ProfileArgs};
 use crate::progress::{CountBar, LoadBar, say};
 use crate::{models, overheads, setup, units};
 use anyhow::Context;
+use glinthawk_cluster::{allowed_cores, keep_to_cores};
 use glinthawk_compute::bench::{AttentionBench, Stage, StageBench};
 use glinthawk_compute::{Isa, Threads};
 use glinthawk_model::catalogue::cache_folder;
@@ -103,13 +104,13 @@ pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
     let model = models::resolve(&args.model)?.open()?;
     let isa = setup::isa(args.isa)?;
-    let threads = setup::threads(args.threads)?;
+    let threads = args.threads as usize;
     let effort = match (args.brief, args.quick) {
         (true, _) => Effort::brief(),
         (false, true) => Effort::quick(),
         (false, false) => Effort::full(),
     };
-    let engine = EngineArgs::of(&args.model, args.threads, args.isa);
+    let engine = EngineArgs::of(&args.model, Some(args.threads), args.isa);
     let profile = measure(&model, &engine, isa, threads, &effort)?;
     let path = match &args.output {
         Some(path) => path.clone(),
@@ -125,10 +126,10 @@ pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Takes a brief profile for the engine that `run` is about to start, and keeps it.
-pub fn keep_brief(model: &Model, engine: &EngineArgs) -> anyhow::Result<()> {
-    let (isa, threads) = (setup::isa(engine.isa)?, setup::threads(engine.threads)?);
-    let engine = EngineArgs::of(&engine.model, engine.threads, engine.isa);
+/// Takes a brief profile for an engine with so many threads in each lane, and keeps it.
+pub fn keep_brief(model: &Model, engine: &EngineArgs, threads: usize) -> anyhow::Result<()> {
+    let isa = setup::isa(engine.isa)?;
+    let engine = EngineArgs::of(&engine.model, Some(threads as u32), engine.isa);
     let profile = measure(model, &engine, isa, threads, &Effort::brief())?;
     Ok(profile.write(&cached(model.config(), &profile.provenance)?)?)
 }
@@ -180,10 +181,25 @@ fn measure(
     effort: &Effort,
 ) -> anyhow::Result<Profile> {
     let config = model.config();
-    // On a thread of its own, for it is pinned, and what comes after it shall not be.
+    let cores = allowed_cores();
+    let beside = (cores.len() / count).max(1);
+    // On threads of their own, for they are pinned, and what comes after them shall not be.
     let kernels = std::thread::scope(|scope| {
-        scope.spawn(|| kernels(model, isa, count, effort)).join().expect("kernels do not panic")
+        let instance = |instance: usize| {
+            let cores = cores.get(instance * count..(instance + 1) * count);
+            scope.spawn(move || {
+                if let Some(cores) = cores {
+                    keep_to_cores(cores)?;
+                }
+                kernels(model, isa, count, effort, Instance { number: instance, of: beside })
+            })
+        };
+        let instances: Vec<_> = (0..beside).map(instance).collect();
+        let curves =
+            instances.into_iter().map(|thread| thread.join().expect("kernels do not panic"));
+        curves.collect::<anyhow::Result<Vec<_>>>()
     })?;
+    let kernels = KernelCurves::mean(&kernels);
     let overheads = overheads::measure(engine, config, effort.round_trips)?;
     let [pre, post, fused, classify, logits] = kernels.weights;
     Ok(Profile {
@@ -215,12 +231,62 @@ struct KernelCurves {
     prefill: Vec<AttentionCurve>,
 }
 
-fn kernels(model: &Model, isa: Isa, count: usize, effort: &Effort) -> anyhow::Result<KernelCurves> {
+impl KernelCurves {
+    /// What kernels that ran side by side took on average.
+    fn mean(instances: &[Self]) -> Self {
+        let attention = |of: fn(&Self) -> &Vec<AttentionCurve>| {
+            let curve = |(index, first): (usize, &AttentionCurve)| AttentionCurve {
+                context: first.context,
+                points: mean_curve(instances.iter().map(|curves| &of(curves)[index].points)),
+            };
+            of(&instances[0]).iter().enumerate().map(curve).collect()
+        };
+        Self {
+            weights: std::array::from_fn(|stage| {
+                mean_curve(instances.iter().map(|curves| &curves.weights[stage]))
+            }),
+            attention: attention(|curves| &curves.attention),
+            prefill: attention(|curves| &curves.prefill),
+        }
+    }
+}
+
+/// Point by point; all have the same batches.
+fn mean_curve<'a>(curves: impl ExactSizeIterator<Item = &'a Curve>) -> Curve {
+    let share = 1.0 / curves.len() as f64;
+    let mut mean: Curve = Vec::new();
+    for curve in curves {
+        mean.resize(curve.len(), Point { batch: 0, seconds: 0.0, spread: 0.0 });
+        for (mean, point) in mean.iter_mut().zip(curve) {
+            mean.batch = point.batch;
+            mean.seconds += share * point.seconds;
+            mean.spread += share * point.spread;
+        }
+    }
+    mean
+}
+
+/// One of several measurements at the same time.
+#[derive(Clone, Copy)]
+struct Instance {
+    number: usize,
+    of: usize,
+}
+
+fn kernels(
+    model: &Model,
+    isa: Isa,
+    count: usize,
+    effort: &Effort,
+    instance: Instance,
+) -> anyhow::Result<KernelCurves> {
     let threads = Arc::new(Threads::new(count)?);
     let config = model.config();
     let layer_bytes = Shape::of(model.name(), config).layer_bytes() as usize;
-    let layers = (WEIGHT_BYTES / layer_bytes).clamp(1, config.layers);
-    let mut load = LoadBar::new();
+    let layers = (WEIGHT_BYTES / instance.of / layer_bytes).clamp(1, config.layers);
+    // One bar speaks for all.
+    let shown = instance.number == 0;
+    let mut load = LoadBar::new(shown);
     let show = &mut |done, total| load.show(done, total);
     let stages =
         StageBench::new(model, 0..layers, effort.batch_max(), isa, Arc::clone(&threads), show);
@@ -229,7 +295,7 @@ fn kernels(model: &Model, isa: Isa, count: usize, effort: &Effort) -> anyhow::Re
     threads.pin_caller();
     let known = effort.contexts.iter().copied();
     let contexts: Vec<usize> = known.filter(|context| *context <= config.context_max).collect();
-    let bar = CountBar::new("profiling", 2 + 2 * contexts.len() as u64);
+    let bar = CountBar::new("profiling", 2 + 2 * contexts.len() as u64, shown);
     let run = |rows: usize, kernel: usize, times: usize| match kernel {
         0 => stages.stage(Stage::Pre, rows, times),
         1 => stages.stage(Stage::Post, rows, times),
@@ -248,7 +314,7 @@ fn kernels(model: &Model, isa: Isa, count: usize, effort: &Effort) -> anyhow::Re
     let pages = AttentionBench::new(
         config,
         config.layers,
-        effort.context_bytes,
+        effort.context_bytes / instance.of,
         isa,
         Arc::clone(&threads),
     )?;

@@ -28,6 +28,13 @@ fn bytes_bar() -> ProgressBar {
         .with_style(ProgressStyle::with_template(template).expect("a valid template"))
 }
 
+fn shown_if(shown: bool, bar: ProgressBar) -> ProgressBar {
+    if !shown {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    bar
+}
+
 /// Progress of a pull.
 pub struct PullBar(Option<ProgressBar>);
 
@@ -60,9 +67,9 @@ impl PullBar {
 pub struct LoadBar(ProgressBar);
 
 impl LoadBar {
-    /// An empty bar.
-    pub fn new() -> Self {
-        Self(bytes_bar().with_message("loading"))
+    /// An empty bar, if it is to be shown.
+    pub fn new(shown: bool) -> Self {
+        Self(shown_if(shown, bytes_bar().with_message("loading")))
     }
 
     /// Shows how far it is.
@@ -81,12 +88,12 @@ impl LoadBar {
 pub struct CountBar(ProgressBar);
 
 impl CountBar {
-    /// Begins to count to `total`.
-    pub fn new(what: &'static str, total: u64) -> Self {
+    /// Begins to count to `total`, and shows it if asked to.
+    pub fn new(what: &'static str, total: u64, shown: bool) -> Self {
         let style = ProgressStyle::with_template("{msg} {wide_bar} {pos} of {len}, {elapsed}")
             .expect("a valid template");
         let bar = ProgressBar::new(total).with_style(style).with_message(what);
-        Self(bar)
+        Self(shown_if(shown, bar))
     }
 
     /// One more is done.

@@ -6,7 +6,7 @@ use crate::planned::Planned;
 use crate::progress::{JobProgress, say};
 use crate::{EXIT_LINES_FAILED, interrupt, setup, units};
 use anyhow::Context;
-use glinthawk_cluster::{RunStats, run_job, write_trace};
+use glinthawk_cluster::{Crowd, RunStats, run_job, write_trace};
 use glinthawk_jobs::{Input, Job, JobOptions, JobSummary, Output};
 use serde::Serialize;
 use std::fs::File;
@@ -47,7 +47,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let outlook = expected.as_ref().and_then(|expected| {
         Outlook::of(expected, &opened, (&engine_args, &cluster_args), planned.as_ref())
     });
-    let mut cluster = setup::start(&engine_args, &cluster_args, &opened, &interrupted)?;
+    let crowd = expected.as_ref().map_or(Crowd::UNKNOWN, Expected::crowd);
+    let mut cluster = setup::start(&engine_args, &cluster_args, &opened, crowd, &interrupted)?;
     let engine = &mut cluster.engine;
     // Last, because it may empty the output: nothing is lost to a bad option.
     let mut job = Job::open(&options, Arc::clone(&opened.served))?;

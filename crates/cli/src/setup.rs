@@ -6,8 +6,8 @@ use crate::progress::{LoadBar, MusterBar};
 use anyhow::{Context, bail};
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
-    ClusterError, ClusterSpec, Engine, Kernels, Layout, Link, LocalFabric, Muster, Processes,
-    Setting, TOKEN_VARIABLE,
+    ClusterError, ClusterSpec, Crowd, Engine, Kernels, Layout, Link, LocalFabric, Muster,
+    Processes, Setting, TOKEN_VARIABLE,
 };
 use glinthawk_compute::{ContextType, CpuContext, Isa};
 use glinthawk_jobs::ServedModel;
@@ -79,30 +79,29 @@ fn served_name(asked: &str) -> String {
 }
 
 /// Loads the engine the options describe, in this process.
-pub fn load(args: &EngineArgs, opened: &Opened) -> anyhow::Result<Engine> {
-    load_local(args, opened, MergeArg::Ready, false)
+pub fn load(args: &EngineArgs, opened: &Opened, crowd: Crowd) -> anyhow::Result<Engine> {
+    load_local(args, opened, crowd, MergeArg::Ready, false)
 }
 
 /// Loads the engine in this process; where `trace` is set it records a timeline.
 fn load_local(
     args: &EngineArgs,
     opened: &Opened,
+    crowd: Crowd,
     merge: MergeArg,
     trace: bool,
 ) -> anyhow::Result<Engine> {
-    let layout = local_layout(args, opened, merge);
+    let layout = local_layout(args, opened, crowd, merge)?;
     let kernels = Kernels { isa: isa(args.isa)?, threads: threads(args.threads)? };
-    let memory_bytes = match args.context_memory {
-        Some(bytes) => bytes,
-        None => free_memory_bytes()? / 2,
-    };
-    let pages = layout.pages(opened.model.config(), 0, memory_bytes)?;
-    let mut bar = LoadBar::new();
+    let memory_bytes = local_memory_bytes(args)?;
+    let lane_bytes = memory_bytes / layout.local_lanes as u64;
+    let pages = layout.pages(opened.model.config(), 0, lane_bytes)?;
+    let mut bar = LoadBar::new(true);
     let show = &mut |done, total| bar.show(done, total);
     let fabric = LocalFabric::load(&opened.model, &layout, pages, kernels, trace, show);
     bar.clear();
     let setting = setting(opened, &layout, kernels, memory_bytes);
-    Ok(Engine::new(Box::new(fabric?), &layout, vec![pages], setting))
+    Ok(Engine::new(Box::new(fabric?), &layout, vec![pages; layout.local_lanes], setting))
 }
 
 /// An engine and the local processes it runs on, if any: they end after it.
@@ -117,6 +116,7 @@ pub fn start(
     args: &EngineArgs,
     cluster: &ClusterArgs,
     opened: &Opened,
+    crowd: Crowd,
     interrupted: &AtomicBool,
 ) -> anyhow::Result<Cluster> {
     if cluster.is_one_process() {
@@ -125,7 +125,7 @@ pub fn start(
                 "--hybrid, --delay and --bandwidth are about two tiers: give --tier1 and --tier2 too"
             );
         }
-        let engine = load_local(args, opened, cluster.merge, cluster.trace.is_some())?;
+        let engine = load_local(args, opened, crowd, cluster.merge, cluster.trace.is_some())?;
         return Ok(Cluster { engine, _processes: None });
     }
     let layout = cluster_layout(args, cluster, opened)?;
@@ -184,24 +184,44 @@ pub fn start(
 }
 
 /// The shape of the engine that the options describe.
-pub fn layout(args: &EngineArgs, cluster: &ClusterArgs, opened: &Opened) -> anyhow::Result<Layout> {
+pub fn layout(
+    args: &EngineArgs,
+    cluster: &ClusterArgs,
+    opened: &Opened,
+    crowd: Crowd,
+) -> anyhow::Result<Layout> {
     if cluster.is_one_process() {
-        return Ok(local_layout(args, opened, cluster.merge));
+        return local_layout(args, opened, crowd, cluster.merge);
     }
     cluster_layout(args, cluster, opened)
 }
 
-fn local_layout(args: &EngineArgs, opened: &Opened, merge: MergeArg) -> Layout {
-    Layout {
+fn local_layout(
+    args: &EngineArgs,
+    opened: &Opened,
+    crowd: Crowd,
+    merge: MergeArg,
+) -> anyhow::Result<Layout> {
+    let layout = Layout {
         slices: 1,
         remote_lanes: 0,
-        local_lane: true,
+        local_lanes: 1,
         batch: args.batch(),
         flights: args.flights.unwrap_or(1),
         chunk: args.chunk,
         context_max: opened.served.context_max,
         context_type: args.context_type,
         whole_flights: merge == MergeArg::Flights,
+    };
+    let (threads, memory_bytes) = (threads(args.threads)?, local_memory_bytes(args)?);
+    Ok(layout.with_local_lanes(opened.model.config(), threads, memory_bytes, crowd))
+}
+
+/// Memory for all contexts of this process.
+fn local_memory_bytes(args: &EngineArgs) -> anyhow::Result<u64> {
+    match args.context_memory {
+        Some(bytes) => Ok(bytes),
+        None => Ok(free_memory_bytes()? / 2),
     }
 }
 
@@ -229,7 +249,7 @@ fn cluster_layout(
     Ok(Layout {
         slices,
         remote_lanes,
-        local_lane: cluster.hybrid || remote_lanes == 0,
+        local_lanes: usize::from(cluster.hybrid || remote_lanes == 0),
         batch: args.batch(),
         flights: args.flights.unwrap_or(3 * slices as u32),
         chunk: args.chunk,
@@ -254,7 +274,8 @@ fn setting(opened: &Opened, layout: &Layout, kernels: Kernels, memory_bytes: u64
         threads: kernels.threads,
         tier1_nodes: layout.slices,
         tier2_nodes: layout.remote_lanes,
-        tier1_attends: layout.local_lane,
+        tier1_attends: layout.local_lanes > 0,
+        lanes: layout.lanes(),
         batch: layout.batch,
         flights: layout.flights,
         chunk: layout.chunk,

@@ -48,7 +48,10 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         writeln!(out)?;
     } else {
         writeln!(out, "kernels               {}", tier1.provenance())?;
-        writeln!(out, "settled, with every flight full:")?;
+        match args.lanes {
+            1 => writeln!(out, "settled, with every flight full:")?,
+            lanes => writeln!(out, "settled, with every flight full, each of {lanes} lanes:")?,
+        }
         out.write_all(settled.render().as_bytes())?;
         if let Some(job) = &job {
             out.write_all(job.render().as_bytes())?;
@@ -158,7 +161,9 @@ fn deployment(
         bandwidth: args.bandwidth.map_or(f64::INFINITY, |rate| rate as f64),
         place: match args.cores {
             Some(cores) => Place::SharedCores(cores as usize),
-            None if args.tier1 == 1 && args.tier2 == 0 => Place::OneProcess,
+            None if args.tier1 == 1 && args.tier2 == 0 => {
+                Place::OneProcess { lanes: args.lanes as usize }
+            }
             None => Place::OwnMachines,
         },
     }

@@ -93,6 +93,28 @@ fn outputs_are_identical_whatever_runs_beside_them() {
 }
 
 #[test]
+fn outputs_are_identical_from_any_number_of_lanes() {
+    let case = Case::new(mixed_requests(260, 4, 12) + &long_requests());
+    let variant = |threads, batch, context_memory| Variant {
+        batch,
+        chunk: 16,
+        threads,
+        context_memory,
+        context_type: "bf16",
+    };
+    let isa = Isa::detect();
+    let (expected, stats) = run(&case, isa, "128", &variant(1, 64, "8MiB"));
+    assert_eq!((&stats["lanes"], expected.len()), (&Value::from(1), 264));
+    for (threads, batch, lanes) in [(2, 64, 2), (3, 64, 3), (4, 64, 4), (2, 63, 1), (6, 100, 3)] {
+        let variant = variant(threads, batch, "8MiB");
+        let (results, stats) = run(&case, isa, "128", &variant);
+        assert!(results == expected, "{variant:?}: other results");
+        assert_eq!(stats["lanes"], lanes, "{variant:?}");
+        assert_eq!(stats["nodes"].as_array().expect("nodes").len(), 2 * lanes, "{variant:?}");
+    }
+}
+
+#[test]
 fn outputs_of_int8_contexts_are_identical_whatever_runs_beside_them() {
     let (ample, tight) = ("8MiB", "38KiB");
     let case = Case::new(mixed_requests(16, 4, 24) + &long_requests());

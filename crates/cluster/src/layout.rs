@@ -11,6 +11,25 @@ use std::ops::Range;
 /// How many times longer the longest answers are expected to be than the usual one.
 const OVERSUBSCRIPTION: f32 = 3.0;
 
+/// Rows that make a lane of its own worthwhile: with fewer, the cores had better read the weights together.
+const LANE_ROWS_MIN: usize = 64;
+
+/// What is known of the prompts to come, as far as the shape depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Crowd {
+    /// How many there are.
+    pub prompts: usize,
+    /// Tokens of each in the end, on average.
+    pub tokens: usize,
+}
+
+impl Crowd {
+    /// One prompt alone.
+    pub const ONE: Self = Self { prompts: 1, tokens: 1 };
+    /// Where nothing is known: many, of usual lengths.
+    pub const UNKNOWN: Self = Self { prompts: usize::MAX, tokens: 512 };
+}
+
 /// The shape of a cluster, as far as every node must know it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
@@ -18,8 +37,9 @@ pub struct Layout {
     pub slices: usize,
     /// Attention workers of each slice that are Tier-2 nodes (K').
     pub remote_lanes: usize,
-    /// Whether each Tier-1 node is an attention worker itself: lane 0, before the Tier-2 nodes.
-    pub local_lane: bool,
+    /// Attention workers of each slice on the Tier-1 node itself, before the Tier-2 nodes: one at most in a cluster;
+    /// in one process as many as compute side by side.
+    pub local_lanes: usize,
     /// Rows of a flight on each lane (B).
     pub batch: u32,
     /// Flights in the air.
@@ -35,9 +55,31 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// As many local lanes as divide so many threads and have, with this memory for all of them, enough
+    /// rows each for the crowd, and room for a longest context.
+    pub fn with_local_lanes(
+        self,
+        config: &ModelConfig,
+        threads: usize,
+        memory_bytes: u64,
+        crowd: Crowd,
+    ) -> Self {
+        let page_bytes = CpuContext::page_bytes(config, config.layers, self.context_type) as u64;
+        let pages = |tokens: usize| tokens.div_ceil(PAGE_POSITIONS as usize).max(1) as u64;
+        let held = memory_bytes / page_bytes / pages(crowd.tokens);
+        let together = crowd.prompts.min(held as usize);
+        let worthwhile = |lanes: &usize| {
+            threads.is_multiple_of(*lanes)
+                && (together / lanes).min(self.batch as usize) >= LANE_ROWS_MIN
+                && memory_bytes / *lanes as u64 / page_bytes >= pages(self.context_max as usize)
+        };
+        let local_lanes = (2..=threads).rev().find(worthwhile).unwrap_or(1);
+        Self { local_lanes, ..self }
+    }
+
     /// Attention workers of each slice.
     pub fn lanes(&self) -> usize {
-        self.remote_lanes + usize::from(self.local_lane)
+        self.local_lanes + self.remote_lanes
     }
 
     /// Context slots of every lane.
@@ -109,19 +151,50 @@ impl Layout {
 mod tests {
     use super::*;
 
-    #[test]
-    fn slices_cover_all_layers_evenly() {
-        let layout = Layout {
-            slices: 3,
-            remote_lanes: 2,
-            local_lane: false,
-            batch: 1,
+    fn layout() -> Layout {
+        Layout {
+            slices: 1,
+            remote_lanes: 0,
+            local_lanes: 1,
+            batch: 256,
             flights: 1,
             chunk: 1,
-            context_max: 16,
+            context_max: 1024,
             context_type: ContextType::Bf16,
             whole_flights: false,
+        }
+    }
+
+    #[test]
+    fn lanes_have_rows_and_memory_enough() {
+        let config = ModelConfig::shape("smollm2-135m").expect("a known shape");
+        let token_bytes = 2 * 2 * config.kv_width() as u64 * config.layers as u64;
+        let lanes = |batch, threads, contexts: u64, prompts| {
+            let crowd = Crowd { prompts, tokens: 256 };
+            let memory_bytes = contexts * 256 * token_bytes;
+            let layout = Layout { batch, ..layout() };
+            layout.with_local_lanes(&config, threads, memory_bytes, crowd).local_lanes
         };
+        assert_eq!(lanes(256, 2, 1000, 256), 2);
+        assert_eq!(lanes(256, 2, 1000, 127), 1, "too few prompts");
+        assert_eq!(lanes(63, 2, 1000, 256), 1, "too small batches");
+        assert_eq!(lanes(256, 2, 127, 256), 1, "too few contexts fit");
+        assert_eq!(lanes(256, 1, 1000, 256), 1);
+        assert_eq!(lanes(256, 16, 1000, 256), 4, "of four threads each");
+        assert_eq!(lanes(256, 3, 1000, 256), 3);
+        let long = Layout { context_max: 8192, ..layout() };
+        let crowd = Crowd { prompts: 1000, tokens: 16 };
+        let memory_bytes = 16_000 * token_bytes;
+        assert_eq!(
+            long.with_local_lanes(&config, 2, memory_bytes, crowd).local_lanes,
+            1,
+            "two lanes could not hold a longest context each"
+        );
+    }
+
+    #[test]
+    fn slices_cover_all_layers_evenly() {
+        let layout = Layout { slices: 3, remote_lanes: 2, local_lanes: 0, ..layout() };
         let slices: Vec<_> = (0..3).map(|slice| layout.layers(8, slice)).collect();
         assert_eq!(slices, [0..3, 3..6, 6..8]);
     }

@@ -28,7 +28,7 @@ pub use control::Link;
 pub use engine::{Engine, EngineEvent};
 pub use error::ClusterError;
 pub use fabric::Fabric;
-pub use layout::Layout;
+pub use layout::{Crowd, Layout};
 pub use local::{Kernels, LocalFabric};
 pub use muster::{ClusterSpec, Muster, Mustered};
 pub use processes::{Processes, TOKEN_VARIABLE, allowed_cores, keep_to_cores};

@@ -1,40 +1,67 @@
-//! The in-process fabric: every node on one set of threads, messages as function calls.
+//! The in-process fabric: a thread for every lane, which runs whole steps by itself; messages are function
+//! calls. Lanes share the weights and nothing else: while one attends, which waits for memory, another
+//! multiplies, and none waits for the slowest of all cores at every kernel's end.
 
 use crate::error::ClusterError;
 use crate::fabric::Fabric;
 use crate::layout::Layout;
+use crate::processes::{allowed_cores, keep_to_cores};
 use crate::report::{NodeReport, peak_memory_bytes};
 use crate::tier1::{Outgoing, Tier1Place, Tier1Worker};
 use crate::tier2::Tier2Worker;
 use glinthawk_compute::{CpuContext, CpuWeights, Isa, SliceSpec, Threads};
 use glinthawk_flight::Pool;
-use glinthawk_model::Model;
+use glinthawk_model::{Model, ModelConfig};
 use glinthawk_protocol::{Home, Launch, Tier1Node, Tier2Node};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How long one call waits for something to come home.
+const WAIT: Duration = Duration::from_millis(50);
 
 /// What the kernels of a process run on.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernels {
     /// Instruction set.
     pub isa: Isa,
-    /// Threads.
+    /// Threads, shared evenly by the lanes.
     pub threads: usize,
 }
 
-/// All nodes of a cluster in one process.
+/// All lanes of an engine in one process.
 pub struct LocalFabric {
-    tier1: Vec<Tier1Worker<CpuWeights>>,
-    /// (slice, lane), row-major
-    tier2: Vec<Tier2Worker<CpuContext>>,
-    lanes: usize,
-    outgoing: Vec<Outgoing>,
-    threads: Arc<Threads>,
-    pinned: bool,
+    lanes: Vec<Lane>,
+    news: Receiver<News>,
+    /// Came home while something else was waited for.
+    homes: Vec<Home>,
+}
+
+/// A lane's thread, and how it is told what to do; it ends when nobody can tell it any more.
+struct Lane {
+    orders: Option<Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Order {
+    Launch(Launch),
+    Report,
+}
+
+enum News {
+    /// A lane can take orders.
+    Ready,
+    Home(Home),
+    Reports(Vec<NodeReport>),
+    Failed(ClusterError),
+    Panicked(Box<dyn Any + Send>),
 }
 
 impl LocalFabric {
-    /// Loads all slices (reporting bytes done and in all) and gives every lane `pages` pages.
+    /// Loads the model (reporting bytes done and in all) and gives every lane `pages` pages.
     pub fn load(
         model: &Model,
         layout: &Layout,
@@ -43,90 +70,217 @@ impl LocalFabric {
         trace: bool,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, ClusterError> {
-        let config = model.config();
-        let threads = Arc::new(Threads::new(kernels.threads)?);
-        let pool =
-            Arc::new(Pool::new(4 * layout.flights as usize * layout.lanes() * layout.slices));
-        let (mut tier1, mut tier2) = (Vec::new(), Vec::new());
-        for slice in 0..layout.slices {
-            let place = Tier1Place::new(layout, slice, trace);
-            let weights = load_slice(model, layout, &place, kernels.isa, &threads, progress)?;
-            let layers = layout.layers(config.layers, slice).len();
-            let node = Tier1Node::new(layers as u32, layout.rows_max(), layout.merge());
-            let (pool_1, threads_1) = (Arc::clone(&pool), Arc::clone(&threads));
-            tier1.push(Tier1Worker::new(node, weights, place, config, pool_1, threads_1));
-            for lane in 0..layout.lanes() {
-                let context = CpuContext::new(
-                    config,
-                    layers,
-                    pages as usize,
-                    layout.context_type,
-                    kernels.isa,
-                    Arc::clone(&threads),
-                )?;
-                let node = Tier2Node::new(layout.slots(), pages);
-                let (name, width) = (format!("tier2-{slice}-{lane}"), config.query_width());
-                tier2.push(Tier2Worker::new(name, node, context, width, Arc::clone(&pool), trace));
-            }
+        assert_eq!((layout.slices, layout.remote_lanes), (1, 0), "one process has the whole model");
+        let place = Tier1Place::new(layout, 0, trace);
+        let all = Arc::new(Threads::new(kernels.threads)?);
+        let weights = Arc::new(load_slice(model, layout, &place, kernels.isa, &all, progress)?);
+        drop(all);
+        let threads = (kernels.threads / layout.local_lanes).max(1);
+        let cores = Some(allowed_cores()).filter(|cores| cores.len() == kernels.threads);
+        let (newsagent, news) = channel();
+        let mut lanes = Vec::new();
+        for lane in 0..layout.local_lanes {
+            let (orders, inbox) = channel();
+            let plan = LanePlan {
+                config: model.config().clone(),
+                layout: layout.clone(),
+                place,
+                lane,
+                pages,
+                kernels: Kernels { isa: kernels.isa, threads },
+                cores: cores.as_ref().map(|cores| cores[lane * threads..][..threads].to_vec()),
+            };
+            let (weights, newsagent) = (Arc::clone(&weights), newsagent.clone());
+            let work = move || {
+                let worked = catch_unwind(AssertUnwindSafe(|| {
+                    Stack::new(plan, &weights)?.work(&inbox, &newsagent)
+                }));
+                // Whoever listened has gone where the last word is not heard.
+                _ = match worked {
+                    Ok(Ok(())) => Ok(()),
+                    Ok(Err(error)) => newsagent.send(News::Failed(error)),
+                    Err(panic) => newsagent.send(News::Panicked(panic)),
+                };
+            };
+            let thread = thread::Builder::new().name(format!("lane-{lane}")).spawn(work);
+            let thread = Some(thread.map_err(ClusterError::io("cannot start a thread"))?);
+            lanes.push(Lane { orders: Some(orders), thread });
         }
-        Ok(Self {
-            tier1,
-            tier2,
-            lanes: layout.lanes(),
-            outgoing: Vec::new(),
-            threads,
-            pinned: false,
-        })
+        let mut fabric = Self { lanes, news, homes: Vec::new() };
+        for _ in 0..fabric.lanes.len() {
+            fabric.hear(None)?;
+        }
+        Ok(fabric)
     }
 
-    fn route(&mut self, slice: usize, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
-        for outgoing in std::mem::take(&mut self.outgoing) {
-            match outgoing {
-                Outgoing::Attend(attend, qkv) => {
-                    let index = slice * self.lanes + attend.shard.lane as usize;
-                    self.tier2[index].take(attend, qkv, Instant::now())?;
-                }
-                Outgoing::Hop(launch, residual) => {
-                    self.tier1[slice + 1].arrive(launch, Some(residual), Instant::now());
-                }
-                Outgoing::Home(home) => homes.push(home),
-            }
+    /// Waits for the next word of a lane, for a while or for as long as it takes; gives reports where it was that.
+    fn hear(&mut self, wait: Option<Duration>) -> Result<Vec<NodeReport>, ClusterError> {
+        let news = match wait {
+            Some(wait) => self.news.recv_timeout(wait).ok(),
+            None => Some(self.news.recv().expect("a lane says a last word before it goes")),
+        };
+        match news {
+            Some(News::Home(home)) => self.homes.push(home),
+            Some(News::Reports(reports)) => return Ok(reports),
+            Some(News::Failed(error)) => return Err(error),
+            Some(News::Panicked(panic)) => resume_unwind(panic),
+            Some(News::Ready) | None => {}
         }
-        Ok(())
+        Ok(Vec::new())
+    }
+
+    fn order(&self, lane: usize, order: Order) {
+        let orders = self.lanes[lane].orders.as_ref().expect("there until the end");
+        // A lane that is gone has said why, and is heard next.
+        _ = orders.send(order);
     }
 }
 
 impl Fabric for LocalFabric {
     fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
-        self.tier1[0].arrive(launch, None, Instant::now());
+        self.order(launch.shard.lane as usize, Order::Launch(launch));
         Ok(())
     }
 
     fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
-        if !self.pinned {
-            // Not before: threads that the caller starts for other things would inherit the core.
-            self.threads.pin_caller();
-            self.pinned = true;
+        if self.homes.is_empty() {
+            self.hear(Some(WAIT))?;
         }
-        for slice in (0..self.tier1.len()).rev() {
-            for lane in 0..self.lanes {
-                if let Some((attended, output)) = self.tier2[slice * self.lanes + lane].compute() {
-                    self.tier1[slice].attended(attended, output, Instant::now());
-                }
-            }
-            if self.tier1[slice].compute(&mut self.outgoing) {
-                return self.route(slice, homes);
-            }
-        }
+        homes.append(&mut self.homes);
         Ok(())
     }
 
     fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError> {
-        let tier1 = self.tier1.iter().map(Tier1Worker::report);
-        let tier2 = self.tier2.iter().map(Tier2Worker::report);
-        let reports = tier1.chain(tier2);
+        for lane in 0..self.lanes.len() {
+            self.order(lane, Order::Report);
+        }
+        let mut reports = Vec::new();
+        while reports.len() < 2 * self.lanes.len() {
+            reports.extend(self.hear(None)?);
+        }
+        reports.sort_by(|a, b| (a.tier, &a.name).cmp(&(b.tier, &b.name)));
+        Ok(reports)
+    }
+}
+
+impl Drop for LocalFabric {
+    fn drop(&mut self) {
+        for lane in &mut self.lanes {
+            lane.orders = None;
+        }
+        for thread in self.lanes.iter_mut().filter_map(|lane| lane.thread.take()) {
+            // It says by news what happened to it.
+            _ = thread.join();
+        }
+    }
+}
+
+/// What a lane's thread makes its workers of.
+struct LanePlan {
+    config: ModelConfig,
+    layout: Layout,
+    place: Tier1Place,
+    lane: usize,
+    pages: u32,
+    kernels: Kernels,
+    cores: Option<Vec<usize>>,
+}
+
+/// Both tiers of one lane.
+struct Stack {
+    tier1: Tier1Worker<CpuWeights>,
+    tier2: Tier2Worker<CpuContext>,
+    outgoing: Vec<Outgoing>,
+    /// Its name among several lanes.
+    lane: Option<usize>,
+}
+
+impl Stack {
+    /// Made on the lane's thread, whose cores its kernels inherit.
+    fn new(plan: LanePlan, weights: &CpuWeights) -> Result<Self, ClusterError> {
+        let LanePlan { config, layout, place, lane, pages, kernels, cores } = plan;
+        if let Some(cores) = cores {
+            // A refusal costs speed, never correctness.
+            _ = keep_to_cores(&cores);
+        }
+        let threads = Arc::new(Threads::new(kernels.threads)?);
+        let weights = weights.beside(Arc::clone(&threads))?;
+        let pool = Arc::new(Pool::new(4 * layout.flights as usize));
+        let context = CpuContext::new(
+            &config,
+            config.layers,
+            pages as usize,
+            layout.context_type,
+            kernels.isa,
+            Arc::clone(&threads),
+        )?;
+        threads.pin_caller();
+        let node = Tier2Node::new(layout.slots(), pages);
+        let (name, width) = (format!("tier2-0-{lane}"), config.query_width());
+        let tier2 = Tier2Worker::new(name, node, context, width, Arc::clone(&pool), place.trace);
+        let node = Tier1Node::new(config.layers as u32, layout.batch as usize, layout.merge());
+        let tier1 = Tier1Worker::new(node, weights, place, &config, pool, threads);
+        let lane = (layout.lanes() > 1).then_some(lane);
+        Ok(Self { tier1, tier2, outgoing: Vec::new(), lane })
+    }
+
+    /// Does as it is told until nobody can tell it any more.
+    fn work(
+        mut self,
+        inbox: &Receiver<Order>,
+        newsagent: &Sender<News>,
+    ) -> Result<(), ClusterError> {
+        if newsagent.send(News::Ready).is_err() {
+            return Ok(());
+        }
+        let mut idle = true;
+        loop {
+            let order = match idle {
+                true => inbox.recv().map_err(|_| true),
+                false => inbox.try_recv().map_err(|error| error == TryRecvError::Disconnected),
+            };
+            let told = match order {
+                Ok(Order::Launch(launch)) => {
+                    self.tier1.arrive(launch, None, Instant::now());
+                    idle = false;
+                    continue;
+                }
+                Ok(Order::Report) => newsagent.send(News::Reports(self.reports())).is_ok(),
+                Err(over) => !over,
+            };
+            if !told {
+                return Ok(());
+            }
+            idle = !self.advance(newsagent)?;
+        }
+    }
+
+    /// Computes what is ready; `false` where nothing is.
+    fn advance(&mut self, newsagent: &Sender<News>) -> Result<bool, ClusterError> {
+        if let Some((attended, output)) = self.tier2.compute() {
+            self.tier1.attended(attended, output, Instant::now());
+        }
+        if !self.tier1.compute(&mut self.outgoing) {
+            return Ok(false);
+        }
+        for outgoing in std::mem::take(&mut self.outgoing) {
+            match outgoing {
+                Outgoing::Attend(attend, qkv) => self.tier2.take(attend, qkv, Instant::now())?,
+                // Where nobody listens, the next order will not come either.
+                Outgoing::Home(home) => _ = newsagent.send(News::Home(home)),
+                Outgoing::Hop(..) => unreachable!("the only slice is the last"),
+            }
+        }
+        Ok(true)
+    }
+
+    fn reports(&self) -> Vec<NodeReport> {
         let peak_memory_bytes = peak_memory_bytes();
-        Ok(reports.map(|report| NodeReport { peak_memory_bytes, ..report }).collect())
+        let mut tier1 = self.tier1.report();
+        if let Some(lane) = self.lane {
+            tier1.name = format!("{}-{lane}", tier1.name);
+        }
+        [tier1, self.tier2.report()].map(|report| NodeReport { peak_memory_bytes, ..report }).into()
     }
 }
 

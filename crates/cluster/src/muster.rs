@@ -103,7 +103,7 @@ impl Muster {
         let mut lane_pages = vec![u32::MAX; layout.lanes()];
         let mut memory_min = u64::MAX;
         for slice in 0..layout.slices {
-            let own = layout.local_lane.then_some(&tier1[slice]);
+            let own = (layout.local_lanes > 0).then_some(&tier1[slice]);
             let lanes = own.into_iter().chain(&tier2[slice]);
             for (lane, peer) in lanes.enumerate() {
                 let pages = layout.pages(spec.model.config(), slice, memory(peer))?;
@@ -218,7 +218,7 @@ impl Muster {
             link: spec.link,
             trace: spec.trace,
         };
-        let first_remote = u32::from(spec.layout.local_lane);
+        let first_remote = spec.layout.local_lanes as u32;
         let mut roles = Vec::new();
         for (slice, &peer) in tier1.iter().enumerate() {
             let next = tier1.get(slice + 1).map(|next| address(*next));

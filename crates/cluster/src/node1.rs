@@ -40,7 +40,7 @@ pub(crate) fn run(station: &Station, model: &Model) -> Result<(), ClusterError> 
     let node = Tier1Node::new(layers as u32, layout.rows_max(), layout.merge());
     let (pool, threads) = (Arc::clone(&station.pool), Arc::clone(&station.threads));
     let worker = Tier1Worker::new(node, kernels, place, &role.config, pool, threads);
-    let local = layout.local_lane.then(|| attention_worker(station, 0)).transpose()?;
+    let local = (layout.local_lanes > 0).then(|| attention_worker(station, 0)).transpose()?;
     station.threads.pin_caller();
     let next = station.dial_neighbour(None)?;
     let mut node =

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Counters of one node.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct NodeReport {
-    /// `tier1-0` (slice), `tier2-0-1` (slice, lane).
+    /// `tier1-0` (slice; in one process with several lanes, slice and lane), `tier2-0-1` (slice, lane).
     pub name: String,
     /// 1 or 2.
     pub tier: u8,

@@ -22,13 +22,15 @@ pub struct Setting {
     pub tier2_nodes: usize,
     /// Whether Tier-1 nodes attend too.
     pub tier1_attends: bool,
+    /// Attention workers of each Tier-1 node, itself among them; in one process, threads that compute side by side.
+    pub lanes: usize,
     /// Rows per lane and flight (B).
     pub batch: u32,
     /// Flights in the air.
     pub flights: u32,
     /// Prefill rows of one prompt in a step.
     pub chunk: u32,
-    /// Memory for contexts of each attention worker, in bytes.
+    /// Memory for contexts of each node that attends, in bytes.
     pub context_memory_bytes: u64,
     /// What keys and values are kept as.
     pub context_type: &'static str,
@@ -87,7 +89,7 @@ pub struct RunStats {
 /// One node's share of the work.
 #[derive(Clone, Debug, Serialize)]
 pub struct NodeShare {
-    /// `tier1-0` (slice), `tier2-0-1` (slice, lane).
+    /// `tier1-0` (slice; in one process with several lanes, slice and lane), `tier2-0-1` (slice, lane).
     pub name: String,
     /// Share of the wall time in which its kernels ran.
     pub busy: f64,

@@ -178,9 +178,9 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
     let model = Model::open(&path).expect("the default model opens");
     let cases = cases();
     let layout = Layout {
-        slices: 2,
-        remote_lanes: 1,
-        local_lane: true,
+        slices: 1,
+        remote_lanes: 0,
+        local_lanes: 2,
         batch: 24,
         flights: 2,
         chunk: 20,
@@ -224,9 +224,10 @@ fn setting() -> Setting {
         backend: "cpu",
         instruction_set: String::new(),
         threads: 2,
-        tier1_nodes: 2,
-        tier2_nodes: 2,
+        tier1_nodes: 1,
+        tier2_nodes: 0,
         tier1_attends: true,
+        lanes: 2,
         batch: 24,
         flights: 2,
         chunk: 20,

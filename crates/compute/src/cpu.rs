@@ -82,6 +82,15 @@ impl CpuWeights {
         }
         Ok(Self(Weights::Portable(PortableWeights::load(source, spec, threads, &mut progress)?)))
     }
+
+    /// The same weights for another thread of execution, with a slab and threads of its own.
+    pub fn beside(&self, threads: Arc<Threads>) -> Result<Self, ComputeError> {
+        Ok(Self(match &self.0 {
+            Weights::Portable(inner) => Weights::Portable(inner.beside(threads)?),
+            #[cfg(target_arch = "x86_64")]
+            Weights::X86(inner) => Weights::X86(inner.beside(threads)?),
+        }))
+    }
 }
 
 /// A byte of which bf16, int8 and f32 that consist of it are ordinary numbers.

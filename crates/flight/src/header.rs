@@ -14,7 +14,7 @@ pub const HEADER_BYTES: usize = 64;
 /// The first four bytes of every message and handshake: "GLNT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"GLNT");
 /// Version of headers, tables, handshake and control messages together.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// The header as it travels: little-endian, no padding, readable at any address.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

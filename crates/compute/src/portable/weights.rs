@@ -21,14 +21,19 @@ struct Layer {
     down: Matrix,
 }
 
-/// One slice's weights, row-major, and its residual slab.
-pub(crate) struct PortableWeights {
-    config: ModelConfig,
-    threads: Arc<Threads>,
+/// One slice's weights, row-major.
+struct Matrices {
     layers: Vec<Layer>,
     embedding: Option<Matrix>,
     /// Final norm, and the classifier where it is not the embedding.
     classifier: Option<(Vec<f32>, Option<Matrix>)>,
+}
+
+/// One slice's weights, and a residual slab.
+pub(crate) struct PortableWeights {
+    config: ModelConfig,
+    threads: Arc<Threads>,
+    matrices: Arc<Matrices>,
     rope: Rope,
     /// (slab_rows, hidden)
     slab: Memory<f32>,
@@ -79,14 +84,28 @@ impl PortableWeights {
         } else {
             None
         };
+        let matrices = Arc::new(Matrices { layers, embedding, classifier });
+        Self::over(matrices, config, threads, spec.slab_rows)
+    }
+
+    /// The same weights, with a slab and threads of its own.
+    pub(crate) fn beside(&self, threads: Arc<Threads>) -> Result<Self, ComputeError> {
+        let slab_rows = self.slab.len() / self.config.hidden;
+        Self::over(Arc::clone(&self.matrices), self.config.clone(), threads, slab_rows)
+    }
+
+    fn over(
+        matrices: Arc<Matrices>,
+        config: ModelConfig,
+        threads: Arc<Threads>,
+        slab_rows: usize,
+    ) -> Result<Self, ComputeError> {
         Ok(Self {
             rope: Rope::new(&config),
-            slab: Memory::zeroed("the residual slab", spec.slab_rows * hidden)?,
+            slab: Memory::zeroed("the residual slab", slab_rows * config.hidden)?,
             config,
             threads,
-            layers,
-            embedding,
-            classifier,
+            matrices,
             inputs: Vec::new(),
             outputs: [Vec::new(), Vec::new()],
         })
@@ -100,9 +119,13 @@ impl PortableWeights {
     fn norm_rows(&mut self, rows: impl Iterator<Item = usize>, weights: NormWeights) {
         let hidden = self.config.hidden;
         let weights = match weights {
-            NormWeights::Attention(layer) => &self.layers[layer].vectors.attention_norm,
-            NormWeights::FeedForward(layer) => &self.layers[layer].vectors.feed_forward_norm,
-            NormWeights::Final => &self.classifier.as_ref().expect("the slice classifies").0,
+            NormWeights::Attention(layer) => &self.matrices.layers[layer].vectors.attention_norm,
+            NormWeights::FeedForward(layer) => {
+                &self.matrices.layers[layer].vectors.feed_forward_norm
+            }
+            NormWeights::Final => {
+                &self.matrices.classifier.as_ref().expect("the slice classifies").0
+            }
         };
         self.inputs.clear();
         for row in rows {
@@ -135,7 +158,7 @@ impl WeightKernels for PortableWeights {
 
     fn embed(&mut self, slab: Range<usize>, tokens: &[u32]) {
         assert_eq!(slab.len(), tokens.len(), "one token per slab row");
-        let embedding = self.embedding.as_ref().expect("the slice embeds");
+        let embedding = self.matrices.embedding.as_ref().expect("the slice embeds");
         let hidden = self.config.hidden;
         for (row, &token) in slab.zip(tokens) {
             for (value, weight) in
@@ -162,7 +185,7 @@ impl WeightKernels for PortableWeights {
             shards.iter().flat_map(|shard| shard.slab.clone()),
             NormWeights::Attention(layer),
         );
-        let Layer { qkv, vectors, .. } = &self.layers[layer];
+        let Layer { qkv, vectors, .. } = &self.matrices.layers[layer];
         qkv.multiply(&self.threads, &self.inputs, rows, &mut self.outputs[0]);
         let (width, head_dim) = (self.config.qkv_width(), self.config.head_dim);
         let (heads, kv_heads) = (self.config.heads, self.config.kv_heads);
@@ -203,7 +226,7 @@ impl WeightKernels for PortableWeights {
             let values = &shard.attended.bf16()[..shard.slab.len() * self.config.query_width()];
             self.inputs.extend(values.iter().map(|value| value.to_f32()));
         }
-        self.layers[layer].output.multiply(
+        self.matrices.layers[layer].output.multiply(
             &self.threads,
             &self.inputs,
             count,
@@ -212,7 +235,7 @@ impl WeightKernels for PortableWeights {
         self.add_to_slab(rows(), count);
 
         self.norm_rows(rows(), NormWeights::FeedForward(layer));
-        let Layer { gate, up, down, .. } = &self.layers[layer];
+        let Layer { gate, up, down, .. } = &self.matrices.layers[layer];
         let [gated, lifted] = &mut self.outputs;
         gate.multiply(&self.threads, &self.inputs, count, gated);
         up.multiply(&self.threads, &self.inputs, count, lifted);
@@ -231,10 +254,10 @@ impl WeightKernels for PortableWeights {
     fn classify(&mut self, rows: &[usize], logits: &mut [f32]) {
         assert_eq!(logits.len(), rows.len() * self.config.vocab, "logits are (rows, vocab)");
         self.norm_rows(rows.iter().copied(), NormWeights::Final);
-        let own = &self.classifier.as_ref().expect("the slice classifies").1;
+        let own = &self.matrices.classifier.as_ref().expect("the slice classifies").1;
         let matrix = own
             .as_ref()
-            .or(self.embedding.as_ref())
+            .or(self.matrices.embedding.as_ref())
             .expect("a classifier of its own, or the embedding");
         matrix.multiply(&self.threads, &self.inputs, rows.len(), &mut self.outputs[0]);
         for (row, logits) in logits.chunks_exact_mut(self.config.vocab).enumerate() {

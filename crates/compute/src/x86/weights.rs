@@ -38,14 +38,19 @@ struct Classifier {
     panels: Panels,
 }
 
-/// One slice's weights in panels, and its residual slab.
+/// One slice's weights in panels.
+struct Matrices {
+    layers: Vec<Layer>,
+    embedding: Option<Embedding>,
+    classifier: Option<Classifier>,
+}
+
+/// One slice's weights, and a residual slab.
 pub(crate) struct X86Weights {
     config: ModelConfig,
     threads: Arc<Threads>,
     multiplier: Multiplier,
-    layers: Vec<Layer>,
-    embedding: Option<Embedding>,
-    classifier: Option<Classifier>,
+    matrices: Arc<Matrices>,
     rope: Rope,
     /// (slab_rows, stride): hidden values, padded with zeros to whole steps
     slab: Memory<f32>,
@@ -93,36 +98,50 @@ impl X86Weights {
                 Some(Embedding::Rows(read_embedding(&mut arena, source, &threads, progress)?))
             }
         };
+        let matrices = Arc::new(Matrices { layers, embedding, classifier });
+        Self::over(matrices, config, isa, threads, spec.slab_rows)
+    }
+
+    /// The same weights, with a slab and threads of its own.
+    pub(crate) fn beside(&self, threads: Arc<Threads>) -> Result<Self, ComputeError> {
+        let slab_rows = self.slab.len() / self.stride;
+        let (matrices, config) = (Arc::clone(&self.matrices), self.config.clone());
+        Self::over(matrices, config, self.multiplier.isa, threads, slab_rows)
+    }
+
+    fn over(
+        matrices: Arc<Matrices>,
+        config: ModelConfig,
+        isa: Isa,
+        threads: Arc<Threads>,
+        slab_rows: usize,
+    ) -> Result<Self, ComputeError> {
+        let stride = config.hidden.next_multiple_of(STEP);
         let width = config.hidden.max(config.query_width());
+        let unit_max = (config.head_dim / PANEL).max(2);
+        let mut arena = Arena::default();
         Ok(Self {
-            multiplier: Multiplier::new(
-                &mut arena,
-                isa,
-                threads.count(),
-                (config.head_dim / PANEL).max(2),
-            )?,
+            multiplier: Multiplier::new(&mut arena, isa, threads.count(), unit_max)?,
             rope: Rope::new(&config),
-            slab: arena.zeroed("the residual slab", spec.slab_rows * stride)?,
+            slab: arena.zeroed("the residual slab", slab_rows * stride)?,
             stride,
-            inputs: Activations::new(&mut arena, spec.slab_rows, width)?,
-            gated: Activations::new(&mut arena, spec.slab_rows, config.feed_forward)?,
-            rows: Vec::with_capacity(spec.slab_rows),
-            targets: Vec::with_capacity(spec.slab_rows),
+            inputs: Activations::new(&mut arena, slab_rows, width)?,
+            gated: Activations::new(&mut arena, slab_rows, config.feed_forward)?,
+            rows: Vec::with_capacity(slab_rows),
+            targets: Vec::with_capacity(slab_rows),
             bests: Vec::new(),
             config,
             threads,
-            layers,
-            embedding,
-            classifier,
+            matrices,
         })
     }
 
     /// Norms the batch's slab rows into `inputs`.
     fn norm_rows(&mut self, which: Norm) {
         let weights = match which {
-            Norm::Attention(layer) => &self.layers[layer].vectors.attention_norm,
-            Norm::FeedForward(layer) => &self.layers[layer].vectors.feed_forward_norm,
-            Norm::Final => &self.classifier.as_ref().expect("the slice classifies").norm,
+            Norm::Attention(layer) => &self.matrices.layers[layer].vectors.attention_norm,
+            Norm::FeedForward(layer) => &self.matrices.layers[layer].vectors.feed_forward_norm,
+            Norm::Final => &self.matrices.classifier.as_ref().expect("the slice classifies").norm,
         };
         let into = self.inputs.reshape(self.config.hidden);
         let (slab, stride, isa, rows) = (&*self.slab, self.stride, self.multiplier.isa, &self.rows);
@@ -140,9 +159,11 @@ impl X86Weights {
     fn multiply_into_slab(&mut self, layer: usize, which: IntoSlab) {
         let (left, weights) = match which {
             IntoSlab::Output => {
-                (self.inputs.view(self.config.query_width()), &self.layers[layer].output)
+                (self.inputs.view(self.config.query_width()), &self.matrices.layers[layer].output)
             }
-            IntoSlab::Down => (self.gated.view(self.config.feed_forward), &self.layers[layer].down),
+            IntoSlab::Down => {
+                (self.gated.view(self.config.feed_forward), &self.matrices.layers[layer].down)
+            }
         };
         let slab = SharedMut::new(&mut self.slab);
         let add = AddResidual { slab, stride: self.stride, rows: &self.rows };
@@ -155,7 +176,7 @@ impl X86Weights {
     }
 
     fn multiply_gate_up(&mut self, layer: usize) {
-        let weights = &self.layers[layer].gate_up;
+        let weights = &self.matrices.layers[layer].gate_up;
         let into = self.gated.reshape(self.config.feed_forward);
         let blocking = Blocking::new(self.rows.len(), weights, 2, self.threads.count());
         let (isa, left) = (self.multiplier.isa, self.inputs.view(self.config.hidden));
@@ -230,9 +251,14 @@ impl WeightKernels for X86Weights {
         let hidden = self.config.hidden;
         for (row, &token) in slab.zip(tokens) {
             let (into, token) = (&mut self.slab[row * self.stride..][..hidden], token as usize);
-            match self.embedding.as_ref().expect("the slice embeds") {
+            match self.matrices.embedding.as_ref().expect("the slice embeds") {
                 Embedding::Classifier => {
-                    self.classifier.as_ref().expect("as tied").panels.unpack_row(token, into);
+                    self.matrices
+                        .classifier
+                        .as_ref()
+                        .expect("as tied")
+                        .panels
+                        .unpack_row(token, into);
                 }
                 Embedding::Rows(table) => {
                     for (into, value) in into.iter_mut().zip(&table[token * hidden..][..hidden]) {
@@ -272,7 +298,7 @@ impl WeightKernels for X86Weights {
             }
         }
         self.norm_rows(Norm::Attention(layer));
-        let Layer { qkv, vectors, .. } = &self.layers[layer];
+        let Layer { qkv, vectors, .. } = &self.matrices.layers[layer];
         let finish = FinishQkv {
             targets: &self.targets,
             bias: vectors.qkv_bias.as_deref(),
@@ -316,7 +342,7 @@ impl WeightKernels for X86Weights {
         assert_eq!(logits.len(), rows.len() * self.config.vocab, "logits are (rows, vocab)");
         self.take_rows(rows.iter().copied());
         self.norm_rows(Norm::Final);
-        let panels = &self.classifier.as_ref().expect("the slice classifies").panels;
+        let panels = &self.matrices.classifier.as_ref().expect("the slice classifies").panels;
         let blocking = Blocking::new(rows.len(), panels, 2, self.threads.count());
         let logits = SharedMut::new(logits);
         let (left, vocab) = (self.inputs.view(self.config.hidden), self.config.vocab);
@@ -329,7 +355,7 @@ impl WeightKernels for X86Weights {
         assert_eq!(rows.len(), tokens.len(), "one token per row");
         self.take_rows(rows.iter().copied());
         self.norm_rows(Norm::Final);
-        let panels = &self.classifier.as_ref().expect("the slice classifies").panels;
+        let panels = &self.matrices.classifier.as_ref().expect("the slice classifies").panels;
         let blocking = Blocking::new(rows.len(), panels, 2, self.threads.count());
         self.bests.clear();
         self.bests.resize(blocking.blocks * rows.len(), Best::NONE);

@@ -105,11 +105,11 @@ impl<'a> Machine<'a> {
         let slices = deployment.slices.len();
         let lanes = deployment.lanes();
         let processes = match deployment.place {
-            Place::OneProcess => 1,
+            Place::OneProcess { .. } => 1,
             _ => slices * (1 + deployment.tier2),
         };
         let cores = match deployment.place {
-            Place::OneProcess => 1,
+            Place::OneProcess { .. } => 1,
             Place::SharedCores(cores) => cores.min(processes),
             // One more for the dispatcher.
             Place::OwnMachines => processes + 1,
@@ -229,19 +229,23 @@ impl<'a> Machine<'a> {
     fn tier2_process(&self, slice: usize, lane: usize) -> usize {
         let local = usize::from(self.deployment.local_lane);
         match self.deployment.place {
-            Place::OneProcess => 0,
+            Place::OneProcess { .. } => 0,
             _ if lane < local => slice,
             _ => self.tier1.len() + slice * self.deployment.tier2 + lane - local,
         }
     }
 
+    fn in_one_process(&self) -> bool {
+        matches!(self.deployment.place, Place::OneProcess { .. })
+    }
+
     fn tier1_process(&self, slice: usize) -> usize {
-        if self.deployment.place == Place::OneProcess { 0 } else { slice }
+        if self.in_one_process() { 0 } else { slice }
     }
 
     /// Sends a message; one within a process is there at once.
     fn send(&mut self, from: Option<usize>, to: Option<usize>, rows: usize, message: Message) {
-        if from == to || self.deployment.place == Place::OneProcess {
+        if from == to || self.in_one_process() {
             return match message {
                 // The dispatcher's own work takes time here too.
                 Message::Home(_) => {
@@ -434,7 +438,7 @@ impl<'a> Machine<'a> {
 
     fn next_work(&mut self, process: usize) -> Option<(Work, f64)> {
         let slices = self.tier1.len();
-        if self.deployment.place == Place::OneProcess {
+        if self.in_one_process() {
             // As the engine in one process goes about it: the last slice first, attention first.
             return (0..slices).rev().find_map(|slice| {
                 let attends =

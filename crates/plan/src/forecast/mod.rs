@@ -25,7 +25,10 @@ const PROMPTS_PER_SEAT: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// All nodes are one process, messages are function calls.
-    OneProcess,
+    OneProcess {
+        /// Lanes that compute side by side, each a share of the prompts.
+        lanes: usize,
+    },
     /// Every node is a process, pinned to one of so many cores of one machine in turn.
     SharedCores(usize),
     /// Every node has its own machine.
@@ -175,6 +178,11 @@ pub fn forecast(
     trace: Option<&mut Trace>,
 ) -> Forecast {
     let lengths = workload.lengths();
+    if let Place::OneProcess { lanes } = deployment.place
+        && lanes > 1
+    {
+        return side_by_side(deployment, workload, lanes, trace);
+    }
     let enough = PROMPTS_PER_SEAT * deployment.seats().max(16);
     let tokens = workload.rows() + lengths.len() as f64;
     let (mut forecast, rows) = if lengths.len() <= 2 * enough {
@@ -206,6 +214,34 @@ pub fn forecast(
     }
     forecast.tokens = tokens;
     forecast
+}
+
+/// One lane's share of the prompts, and what all lanes do in that time.
+fn side_by_side(
+    deployment: &Deployment,
+    workload: &Workload,
+    lanes: usize,
+    trace: Option<&mut Trace>,
+) -> Forecast {
+    let lengths = workload.lengths();
+    let share = lengths.iter().copied().step_by(lanes).collect();
+    let share = Workload::new(&workload.name, share).expect("lengths that were valid");
+    let one = Deployment { place: Place::OneProcess { lanes: 1 }, ..deployment.clone() };
+    let lane = forecast(&one, &share, trace);
+    let (times, count) = (lanes as f64, lanes as u64);
+    Forecast {
+        tokens: workload.rows() + lengths.len() as f64,
+        steps: count * lane.steps,
+        step_seconds: times * lane.step_seconds,
+        tier1_shard_seconds: times * lane.tier1_shard_seconds,
+        queueing_seconds: times * lane.queueing_seconds,
+        tier1_seconds: lane.tier1_seconds.repeat(lanes),
+        tier2_seconds: lane.tier2_seconds.repeat(lanes),
+        tier1_batches: count * lane.tier1_batches,
+        tier1_rows: count * lane.tier1_rows,
+        preemptions: count * lane.preemptions,
+        ..lane
+    }
 }
 
 /// `count` of the lengths, evenly from all over the job.
@@ -249,7 +285,7 @@ mod tests {
 
     #[test]
     fn one_prompt_takes_the_sum_of_its_kernels() {
-        let deployment = deployment(0, Place::OneProcess);
+        let deployment = deployment(0, Place::OneProcess { lanes: 1 });
         let kernels = &deployment.tier1;
         let step = |rows: usize, attention: f64| {
             kernels.pre(rows)
@@ -304,14 +340,26 @@ mod tests {
 
     #[test]
     fn a_long_job_goes_on_at_the_pace_of_a_shorter_one() {
-        let deployment = deployment(0, Place::OneProcess);
+        let deployment = deployment(0, Place::OneProcess { lanes: 1 });
         let (some, many) = (seconds(&deployment, 100, 10, 20), seconds(&deployment, 1000, 10, 20));
         assert!((many / some / 10.0 - 1.0).abs() < 0.03, "{many} {some}");
     }
 
     #[test]
+    fn lanes_share_the_prompts() {
+        let one = deployment(0, Place::OneProcess { lanes: 1 });
+        let two = Deployment { place: Place::OneProcess { lanes: 2 }, ..one.clone() };
+        let half = seconds(&one, 20, 10, 20);
+        assert_eq!(seconds(&two, 40, 10, 20), half);
+        let workload = Workload::uniform(10, 20, 40).expect("valid");
+        let together = forecast(&two, &workload, None);
+        assert_eq!(together.tokens, 40.0 * 30.0);
+        assert_eq!(together.tier1_seconds.len(), 2);
+    }
+
+    #[test]
     fn scarce_pages_cost_time() {
-        let roomy = deployment(0, Place::OneProcess);
+        let roomy = deployment(0, Place::OneProcess { lanes: 1 });
         let scarce = Deployment { lane_pages: 40, ..roomy.clone() };
         let workload = Workload::uniform(100, 200, 32).expect("valid");
         let (roomy, scarce) =
