@@ -13,6 +13,7 @@ use std::fmt;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Context memory of the attention benchmark: more than any last-level cache hides.
 const CONTEXT_BYTES: usize = 1 << 30;
@@ -151,6 +152,7 @@ pub fn net(rows: u32, shape: &str) -> anyhow::Result<ExitCode> {
         row_bytes_out: 2 * config.qkv_width(),
         row_bytes_back: 2 * config.query_width(),
         round_trips: 1800,
+        pause: Duration::ZERO,
         stream_messages: 6000,
     })?;
     let mut out = std::io::stdout().lock();

@@ -8,11 +8,14 @@ use glinthawk_cluster::{Crowd, keep_to_cores};
 use glinthawk_model::ModelConfig;
 use glinthawk_plan::profile::Overheads;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Rows of the large batch.
 const ROWS: u32 = 256;
 /// Rows of the large message: more than the caches next to a core hold, as in a run.
 const MESSAGE_ROWS: u32 = 1024;
+/// What a node computes between two messages, about.
+const REST: Duration = Duration::from_micros(500);
 /// Tokens that each prompt of an engine run says.
 const TOKENS: u32 = 8;
 
@@ -52,19 +55,23 @@ fn steps(engine: &EngineArgs, layers: usize) -> anyhow::Result<(f64, f64)> {
 
 /// What a message costs at each end.
 fn network(config: &ModelConfig, round_trips: usize) -> anyhow::Result<Overheads> {
-    let options = |rows: u32| BenchOptions {
+    let options = |rows: u32, pause: Duration| BenchOptions {
         rows: rows as usize,
         row_bytes_out: 2 * config.qkv_width(),
         row_bytes_back: 2 * config.query_width(),
         round_trips,
+        pause,
         stream_messages: 0,
     };
     let cores = glinthawk_cluster::allowed_cores();
     let (here, there) = (cores[0], cores[1 % cores.len()]);
-    let small = round_trip(&options(1), [here, here])?;
-    let large = round_trip(&options(MESSAGE_ROWS), [here, here])?;
-    let apart = round_trip(&options(1), [here, there])?.median.as_secs_f64();
-    let crowded = beside_computation(here, || round_trip(&options(1), [here, here]))?;
+    let at_once = Duration::ZERO;
+    let small = round_trip(&options(1, at_once), [here, here])?;
+    let large = round_trip(&options(MESSAGE_ROWS, at_once), [here, here])?;
+    let apart = round_trip(&options(1, at_once), [here, there])?.median.as_secs_f64();
+    // A core that had nothing to do for longer takes longer to wake.
+    let rested = round_trip(&options(1, REST), [here, there])?.median.as_secs_f64();
+    let crowded = beside_computation(here, || round_trip(&options(1, at_once), [here, here]))?;
     // Who has to wait for a core mostly does not, and then for long: the mean tells, not the median.
     let crowded = (crowded.mean.as_secs_f64() - small.mean.as_secs_f64()) / 2.0;
     let (small, large) = (small.median.as_secs_f64(), large.median.as_secs_f64());
@@ -76,7 +83,7 @@ fn network(config: &ModelConfig, round_trips: usize) -> anyhow::Result<Overheads
     Ok(Overheads {
         message,
         byte,
-        wake: ((apart - small) / 2.0).max(0.0),
+        wake: ((apart - small) / 2.0 + (rested - apart)).max(0.0),
         crowded: crowded.max(0.0),
         ..Overheads::default()
     })

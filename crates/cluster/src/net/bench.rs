@@ -5,6 +5,7 @@ use super::config::{Bounds, Config, Token};
 use super::controller::{ConnectError, Controller, Event, Peer, SendError};
 use crate::processes::keep_to_cores;
 use glinthawk_flight::{HEADER_BYTES, Kind, Message, Place, Pool, Row};
+use std::hint::spin_loop;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Arc, mpsc};
@@ -30,6 +31,8 @@ pub struct BenchOptions {
     pub row_bytes_back: usize,
     /// Round trips measured, each way of doing it.
     pub round_trips: usize,
+    /// Computation between two round trips, while which the far end has nothing to do.
+    pub pause: Duration,
     /// Messages of the throughput run, each way of doing it.
     pub stream_messages: usize,
 }
@@ -261,6 +264,10 @@ fn ping(
 ) -> Result<Vec<Duration>, BenchError> {
     let mut round_trips = Vec::with_capacity(count);
     for _ in 0..count {
+        let paused = Instant::now();
+        while paused.elapsed() < options.pause {
+            spin_loop();
+        }
         let start = Instant::now();
         near.send(far_peer, outgoing(options, near.pool()))?;
         let message = next_message(near, Kind::Attended)?;

@@ -1,6 +1,11 @@
-//! Cores that processes share: kernels split a core evenly, and what the network does comes before them.
+//! Cores that processes share, as a system's scheduler shares them: what the network does comes first; a process that
+//! wakes goes before one that has had more of the core, and computes until it sleeps or has had a slice more than
+//! another that waits.
 
 use std::collections::VecDeque;
+
+/// How much more of a core a process may have had than one that waits for it.
+const SLICE: f64 = 3e-3;
 
 /// Something that occupies a core for some seconds of its time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -9,27 +14,59 @@ struct Task<T> {
     then: T,
 }
 
+/// A process that does not sleep.
+#[derive(Clone, Copy, Debug)]
+struct Runner<T> {
+    process: usize,
+    /// What it computes; nothing where it has yet to see what there is to do.
+    task: Option<Task<T>>,
+}
+
+/// What happens on a core when its time has come.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Turn<T> {
+    /// A task is over.
+    Ended(T),
+    /// A process has the core and looks for work: `compute` or `sleep` follows.
+    Looks(usize),
+    /// Another process has the core now.
+    Switched,
+}
+
 /// One core, or the cores that one process has to itself. `T` is what follows a task.
 #[derive(Clone, Debug)]
 pub(super) struct Core<T> {
     /// Short work of network threads and the dispatcher: woken from sleep, it goes first, one at a time.
     urgent: VecDeque<Task<T>>,
-    /// Kernels: the system gives each process an equal part.
-    kernels: Vec<Task<T>>,
+    /// The first one has the core, the others wait for it.
+    runners: Vec<Runner<T>>,
+    /// Seconds of the core that each process has had, or is taken to have had.
+    used: Vec<f64>,
     /// Up to when the tasks' time is accounted for.
     now: f64,
-    /// Counts changes: a foreseen end that was foreseen before the last change is void.
+    /// Counts changes: a foreseen turn that was foreseen before the last change is void.
     pub version: u64,
 }
 
 impl<T: Copy> Core<T> {
-    pub fn new() -> Self {
-        Self { urgent: VecDeque::new(), kernels: Vec::new(), now: 0.0, version: 0 }
+    pub fn new(processes: usize) -> Self {
+        Self {
+            urgent: VecDeque::new(),
+            runners: Vec::new(),
+            used: vec![0.0; processes],
+            now: 0.0,
+            version: 0,
+        }
     }
 
-    /// Tasks on the core.
+    /// Whether nothing wants the core.
+    pub fn is_idle(&self) -> bool {
+        self.load() == 0
+    }
+
+    /// Tasks and processes on the core.
     pub fn load(&self) -> usize {
-        self.urgent.len() + self.kernels.len()
+        self.urgent.len() + self.runners.len()
     }
 
     pub fn add_urgent(&mut self, now: f64, seconds: f64, then: T) {
@@ -37,30 +74,73 @@ impl<T: Copy> Core<T> {
         self.urgent.push_back(Task { seconds_left: seconds, then });
     }
 
-    pub fn add_kernel(&mut self, now: f64, seconds: f64, then: T) {
+    /// Wakes a process, if it sleeps. Sleep earns nothing: it begins with what the most modest of the others has had.
+    pub fn wake(&mut self, now: f64, process: usize) {
+        if self.runners.iter().any(|runner| runner.process == process) {
+            return;
+        }
         self.advance(now);
-        self.kernels.push(Task { seconds_left: seconds, then });
+        let least = self.runners.iter().map(|runner| self.used[runner.process]).reduce(f64::min);
+        self.used[process] =
+            least.map_or(self.used[process], |least| self.used[process].max(least));
+        let first = self.runners.first().map(|runner| self.used[runner.process]);
+        let goes_first = first.is_none_or(|first| self.used[process] <= first);
+        let place = if goes_first { 0 } else { self.runners.len() };
+        self.runners.insert(place, Runner { process, task: None });
     }
 
-    /// When the next task ends if nothing is added before.
-    pub fn next_end(&self) -> Option<f64> {
+    /// Gives the process that looks for work some.
+    pub fn compute(&mut self, seconds: f64, then: T) {
+        self.version += 1;
+        self.runners[0].task = Some(Task { seconds_left: seconds, then });
+    }
+
+    /// Lets the process that looks for work sleep.
+    pub fn sleep(&mut self) {
+        self.version += 1;
+        self.runners.remove(0);
+        self.give_to_least();
+    }
+
+    /// When something happens next if nothing is added before.
+    pub fn next_turn(&self) -> Option<f64> {
         if let Some(task) = self.urgent.front() {
             return Some(self.now + task.seconds_left);
         }
-        let least = self.kernels.iter().map(|task| task.seconds_left).reduce(f64::min)?;
-        Some(self.now + least * self.kernels.len() as f64)
+        let runner = self.runners.first()?;
+        let end = runner.task.map_or(0.0, |task| task.seconds_left);
+        Some(self.now + self.slice_left().map_or(end, |slice| slice.min(end)))
     }
 
-    /// Takes off the task that ends now.
-    pub fn end(&mut self, now: f64) -> T {
+    /// What happens now that was foreseen.
+    pub fn turn(&mut self, now: f64) -> Turn<T> {
         self.advance(now);
         if let Some(task) = self.urgent.pop_front() {
-            return task.then;
+            return Turn::Ended(task.then);
         }
-        let shortest = (0..self.kernels.len()).min_by(|&one, &other| {
-            self.kernels[one].seconds_left.total_cmp(&self.kernels[other].seconds_left)
-        });
-        self.kernels.remove(shortest.expect("an end is foreseen only where there is a task")).then
+        let runner = &mut self.runners[0];
+        let Some(task) = runner.task else { return Turn::Looks(runner.process) };
+        if self.slice_left().is_some_and(|slice| slice < task.seconds_left) {
+            self.give_to_least();
+            return Turn::Switched;
+        }
+        self.runners[0].task = None;
+        Turn::Ended(task.then)
+    }
+
+    /// Seconds after which another process gets the core, if one waits.
+    fn slice_left(&self) -> Option<f64> {
+        let (first, others) = self.runners.split_first()?;
+        let least = others.iter().map(|runner| self.used[runner.process]).reduce(f64::min)?;
+        Some((least + SLICE - self.used[first.process]).max(0.0))
+    }
+
+    fn give_to_least(&mut self) {
+        let used = |index: &usize| self.used[self.runners[*index].process];
+        let least = (0..self.runners.len()).min_by(|one, other| used(one).total_cmp(&used(other)));
+        if let Some(least) = least {
+            self.runners.swap(0, least);
+        }
     }
 
     fn advance(&mut self, now: f64) {
@@ -68,11 +148,9 @@ impl<T: Copy> Core<T> {
         (self.now, self.version) = (now, self.version + 1);
         if let Some(task) = self.urgent.front_mut() {
             task.seconds_left = (task.seconds_left - elapsed).max(0.0);
-            return;
-        }
-        let share = elapsed / self.kernels.len().max(1) as f64;
-        for task in &mut self.kernels {
-            task.seconds_left = (task.seconds_left - share).max(0.0);
+        } else if let Some(Runner { process, task: Some(task) }) = self.runners.first_mut() {
+            task.seconds_left = (task.seconds_left - elapsed).max(0.0);
+            self.used[*process] += elapsed;
         }
     }
 }
@@ -81,22 +159,50 @@ impl<T: Copy> Core<T> {
 mod tests {
     use super::*;
 
+    /// The next turn, as it is foreseen.
+    fn next(core: &mut Core<char>) -> (f64, Turn<char>) {
+        let at = core.next_turn().expect("something is foreseen");
+        let turn = core.turn(at);
+        ((at * 1e6).round() / 1e3, turn)
+    }
+
     #[test]
-    fn kernels_share_and_the_network_goes_first() {
-        let mut core = Core::new();
-        core.add_kernel(0.0, 2.0, 'a');
-        assert_eq!(core.next_end(), Some(2.0));
-        core.add_kernel(1.0, 2.0, 'b');
-        // One second of `a` is left, at half the pace.
-        assert_eq!(core.next_end(), Some(3.0));
-        core.add_urgent(2.0, 0.5, 'n');
-        assert_eq!(core.next_end(), Some(2.5));
-        assert_eq!(core.end(2.5), 'n');
-        assert_eq!(core.next_end(), Some(3.5));
-        assert_eq!(core.end(3.5), 'a');
-        // `b` had half a second before the message and half after it; one is left.
-        assert_eq!(core.next_end(), Some(4.5));
-        assert_eq!(core.end(4.5), 'b');
-        assert_eq!((core.next_end(), core.load()), (None, 0));
+    fn who_wakes_goes_first_and_the_network_before_everybody() {
+        let mut core = Core::new(2);
+        core.wake(0.0, 0);
+        assert_eq!(next(&mut core), (0.0, Turn::Looks(0)));
+        core.compute(2e-3, 'a');
+        core.wake(1e-3, 1);
+        assert_eq!(next(&mut core), (1.0, Turn::Looks(1)));
+        core.compute(0.5e-3, 'b');
+        core.add_urgent(1.2e-3, 0.1e-3, 'n');
+        assert_eq!(next(&mut core), (1.3, Turn::Ended('n')));
+        assert_eq!(next(&mut core), (1.6, Turn::Ended('b')));
+        assert_eq!(next(&mut core), (1.6, Turn::Looks(1)));
+        core.sleep();
+        // A millisecond of `a` was done before.
+        assert_eq!(next(&mut core), (2.6, Turn::Ended('a')));
+        assert_eq!(next(&mut core), (2.6, Turn::Looks(0)));
+        core.sleep();
+        assert!(core.is_idle());
+        assert_eq!(core.next_turn(), None);
+    }
+
+    #[test]
+    fn nobody_has_a_slice_more_than_who_waits() {
+        let mut core = Core::new(2);
+        core.wake(0.0, 0);
+        core.wake(0.0, 1);
+        assert_eq!(next(&mut core), (0.0, Turn::Looks(1)));
+        core.compute(5e-3, 'b');
+        assert_eq!(next(&mut core), (3.0, Turn::Switched));
+        assert_eq!(next(&mut core), (3.0, Turn::Looks(0)));
+        core.compute(10e-3, 'a');
+        // Three to catch up, and a slice more.
+        assert_eq!(next(&mut core), (9.0, Turn::Switched));
+        assert_eq!(next(&mut core), (11.0, Turn::Ended('b')));
+        assert_eq!(next(&mut core), (11.0, Turn::Looks(1)));
+        core.sleep();
+        assert_eq!(next(&mut core), (15.0, Turn::Ended('a')));
     }
 }

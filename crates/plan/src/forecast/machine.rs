@@ -1,6 +1,6 @@
 //! The driver: the real dispatcher and nodes over forecast kernels, links and cores.
 
-use super::cores::Core;
+use super::cores::{Core, Turn};
 use super::{Deployment, Forecast, Place};
 use crate::calculus::Traffic;
 use crate::heap::{Heap, time_key, time_of};
@@ -41,7 +41,7 @@ enum After {
 
 #[derive(Clone, Copy)]
 enum Event {
-    /// A core's next task ends, unless something came in between.
+    /// A core's next turn, unless something came in between.
     Core { core: usize, version: u64 },
     /// A message has crossed its link.
     Arrived(usize),
@@ -125,7 +125,7 @@ impl<'a> Machine<'a> {
             parcels: Vec::new(),
             parcels_free: Vec::new(),
             links: HashMap::new(),
-            cores: vec![Core::new(); cores],
+            cores: vec![Core::new(processes); cores],
             processes: (0..processes)
                 .map(|index| Process { core: index % cores, work: None })
                 .collect(),
@@ -165,8 +165,11 @@ impl<'a> Machine<'a> {
             handled += 1;
             match event {
                 Event::Core { core, version } if self.cores[core].version == version => {
-                    let after = self.cores[core].end(self.now);
-                    self.after(after);
+                    match self.cores[core].turn(self.now) {
+                        Turn::Ended(after) => self.after(after),
+                        Turn::Looks(process) => self.start(process),
+                        Turn::Switched => {}
+                    }
                     self.foresee(core);
                 }
                 Event::Core { .. } => {}
@@ -190,9 +193,9 @@ impl<'a> Machine<'a> {
         self.events.push(time_key(at, self.sequence), event);
     }
 
-    /// Schedules the end of a core's next task.
+    /// Schedules a core's next turn.
     fn foresee(&mut self, core: usize) {
-        if let Some(at) = self.cores[core].next_end() {
+        if let Some(at) = self.cores[core].next_turn() {
             let version = self.cores[core].version;
             self.schedule(at, Event::Core { core, version });
         }
@@ -337,7 +340,7 @@ impl<'a> Machine<'a> {
         if let Message::Home(home) = &parcel.message {
             seconds += self.dispatching(home.tokens.len());
         }
-        if self.cores[core].load() == 0 {
+        if self.cores[core].is_idle() {
             seconds += overheads.wake;
         }
         self.urgent(core, seconds, After::Received(index));
@@ -348,19 +351,19 @@ impl<'a> Machine<'a> {
             Message::Launch { slice, launch } => {
                 self.ready.insert((launch.shard, false), self.now);
                 self.tier1[slice].on(Tier1Event::Arrive(launch), &mut Vec::new());
-                self.start(self.tier1_process(slice));
+                self.wake(self.tier1_process(slice));
             }
             Message::Attend { slice, attend } => {
                 let lane = attend.shard.lane as usize;
                 self.ready.insert((attend.shard, true), self.now);
                 let worker = slice * self.deployment.lanes() + lane;
                 self.tier2[worker].take(attend).expect("the dispatcher counts pages and slots");
-                self.start(self.tier2_process(slice, lane));
+                self.wake(self.tier2_process(slice, lane));
             }
             Message::Attended { slice, attended } => {
                 self.ready.insert((attended.shard, false), self.now);
                 self.tier1[slice].on(Tier1Event::Attended(attended), &mut Vec::new());
-                self.start(self.tier1_process(slice));
+                self.wake(self.tier1_process(slice));
             }
             Message::Home(home) => {
                 if let Some(launched) = self.launched.remove(&home.shard) {
@@ -424,16 +427,21 @@ impl<'a> Machine<'a> {
         seconds + kernels.attention(decoding, positions / f64::from(decoding.max(1) as u32))
     }
 
-    /// Gives an idle process its next work.
-    fn start(&mut self, process: usize) {
-        if self.processes[process].work.is_some() {
-            return;
-        }
-        let Some((work, seconds)) = self.next_work(process) else { return };
-        self.processes[process].work = Some((work, self.now));
+    /// Wakes a process that has something to do.
+    fn wake(&mut self, process: usize) {
         let core = self.processes[process].core;
-        self.cores[core].add_kernel(self.now, seconds, After::Computed(process));
+        self.cores[core].wake(self.now, process);
         self.foresee(core);
+    }
+
+    /// Gives a process that has its core its next work, or lets it sleep.
+    fn start(&mut self, process: usize) {
+        let core = self.processes[process].core;
+        let Some((work, seconds)) = self.next_work(process) else {
+            return self.cores[core].sleep();
+        };
+        self.processes[process].work = Some((work, self.now));
+        self.cores[core].compute(seconds, After::Computed(process));
     }
 
     fn next_work(&mut self, process: usize) -> Option<(Work, f64)> {
@@ -518,7 +526,6 @@ impl<'a> Machine<'a> {
                 self.send(Some(from), Some(to), rows, message);
             }
         }
-        self.start(process);
     }
 
     fn leave_tier1(&mut self, slice: usize, action: Tier1Action) {
