@@ -5,7 +5,7 @@ mod attention;
 mod product;
 
 pub(super) use attention::{add_values, score_pages};
-pub(super) use product::multiply;
+pub(super) use product::{fetched_bytes, multiply};
 
 use super::tiles::{PANEL, STEP, TILE_ROWS};
 use std::arch::asm;

@@ -31,6 +31,7 @@ unsafe fn add_residual_lanes<L: Lanes>(block: &Block<'_>, add: &AddResidual<'_>)
                     let residual = add.slab.place(row * add.stride + panel * PANEL, PANEL);
                     L::load(residual).add(L::load(results.add(index * PANEL))).store(residual);
                 }
+                block.fetch();
             }
         }
     }
@@ -55,6 +56,7 @@ unsafe fn gate_lanes<L: Lanes>(block: &Block<'_>, into: &RowsMut<'_>) {
                     let (gate, up) =
                         (L::load(gates.add(row * PANEL)), L::load(ups.add(row * PANEL)));
                     silu(gate).multiply(up).store_bf16(into.add(row * STEP));
+                    block.fetch();
                 }
             }
         }
@@ -100,6 +102,7 @@ unsafe fn finish_qkv_lanes<L: Lanes>(block: &Block<'_>, finish: &FinishQkv<'_>) 
             // SAFETY: sixteen results lie in every panel; the target row has room for all heads,
             // and no other block has this one.
             unsafe { head.finish::<L>(first / head_panels) };
+            block.fetch();
         }
     }
 }
@@ -246,6 +249,7 @@ pub(super) struct FindBest<'a> {
 #[inline(always)]
 unsafe fn find_best_lanes<L: Lanes>(block: &Block<'_>, find: &FindBest<'_>) {
     for row in block.rows.clone() {
+        block.fetch();
         // SAFETY: no other task has this row and number.
         let [best] = (unsafe { find.bests.part(block.index * find.rows + row, 1) }) else {
             unreachable!("one was asked for")

@@ -11,7 +11,10 @@ use super::vector;
 use crate::memory::{Arena, Memory, SharedMut};
 use crate::{ComputeError, Isa, Threads};
 use half::bf16;
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use std::cell::Cell;
 use std::ops::Range;
+use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Steps of k for which a pair of panels stays in the first-level cache (40 KiB of 48).
@@ -32,6 +35,10 @@ const ROWS_IN_PIECES: usize = 256;
 const RESULTS_MAX: usize = 192 << 10;
 /// Values that may be read past a block of results: one pair of row blocks and panels.
 const RESULTS_PAST: usize = 4 * RESULT_TILE;
+/// From so many rows on, products take long enough for all that comes after them to be fetched meanwhile.
+const ROWS_FETCH_ALL: usize = 160;
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
 /// Blocks for each thread, where there is enough to share: the last to finish is waited for.
 const BLOCKS_PER_THREAD: usize = 4;
 
@@ -54,6 +61,8 @@ pub(super) struct Chunk {
     /// Weights wanted after the chunk's last panels, laid out as the chunk's own. May lie past the
     /// weights' end: it is for prefetches only.
     pub(super) after: *const bf16,
+    /// Whether what comes after is in one piece, and the epilogue fetches what the products leave of it.
+    pub(super) fetches_less: bool,
 }
 
 impl Chunk {
@@ -89,9 +98,27 @@ pub(super) struct Block<'a> {
     pub(super) index: usize,
     /// As `result_tile` has it.
     values: &'a [f32],
+    /// Weights that will be wanted next and are fetched little by little, up to an end.
+    ahead: Cell<*const u8>,
+    ahead_end: *const u8,
 }
 
 impl Block<'_> {
+    /// Fetches a little more of what will be wanted next: an epilogue calls it now and then, for memory must not stand
+    /// idle while it works.
+    #[inline(always)]
+    pub(super) fn fetch(&self) {
+        let next = self.ahead.get();
+        if next < self.ahead_end {
+            // SAFETY: prefetches read nothing.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T1>(next.cast());
+                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(LINE_BYTES).cast());
+            }
+            self.ahead.set(next.wrapping_add(2 * LINE_BYTES));
+        }
+    }
+
     /// Sixteen results: row of the batch, panel of the weights.
     #[inline(always)]
     pub(super) fn at(&self, row: usize, panel: usize) -> *const f32 {
@@ -258,23 +285,29 @@ impl Task<'_> {
             for start in (0..self.left.steps).step_by(self.blocking.steps) {
                 self.multiply(&self.panels, start, results);
             }
-            epilogue(&self.block(self.panels.clone(), results));
+            epilogue(&self.block(self.panels.clone(), results, [ptr::null(); 2]));
             return;
         }
         let unit = self.blocking.unit.max(2);
         for panel in self.panels.clone().step_by(unit) {
             let panels = panel..(panel + unit).min(self.panels.end);
-            self.multiply(&panels, 0, results);
-            epilogue(&self.block(panels, results));
+            let ahead = self.multiply(&panels, 0, results);
+            epilogue(&self.block(panels, results, ahead));
         }
     }
 
-    fn block<'a>(&self, panels: Range<usize>, values: &'a [f32]) -> Block<'a> {
-        Block { rows: self.rows.clone(), panels, index: self.index, values }
+    fn block<'a>(
+        &self,
+        panels: Range<usize>,
+        values: &'a [f32],
+        [ahead, ahead_end]: [*const u8; 2],
+    ) -> Block<'a> {
+        let (rows, index) = (self.rows.clone(), self.index);
+        Block { rows, panels, index, values, ahead: Cell::new(ahead), ahead_end }
     }
 
-    /// Multiplies all rows of the task, some panels and one piece of k.
-    fn multiply(&self, panels: &Range<usize>, start: usize, results: &mut [f32]) {
+    /// Multiplies all rows of the task, some panels and one piece of k. Returns what the epilogue should fetch meanwhile.
+    fn multiply(&self, panels: &Range<usize>, start: usize, results: &mut [f32]) -> [*const u8; 2] {
         let (left, weights) = (self.left, self.weights);
         let needed =
             result_tile(self.rows.len(), 0, panels.len().next_multiple_of(2)) + RESULTS_PAST;
@@ -303,6 +336,9 @@ impl Task<'_> {
             result: results.as_mut_ptr(),
             accumulate: start > 0,
             after,
+            fetches_less: self.isa == Isa::Amx
+                && self.blocking.whole
+                && (ROWS_OF_PAIR + 1..ROWS_FETCH_ALL).contains(&self.rows.len()),
         };
         // SAFETY: the chunk lies inside its operands, and the machine has the instruction set.
         unsafe {
@@ -311,5 +347,10 @@ impl Task<'_> {
                 _ => vector::multiply(self.isa, &chunk),
             }
         }
+        if !chunk.fetches_less {
+            return [ptr::null(); 2];
+        }
+        let end = after.wrapping_add(2 * right_panel);
+        [after.wrapping_byte_add(amx::fetched_bytes(&chunk)).cast(), end.cast()]
     }
 }

@@ -9,6 +9,9 @@ use half::bf16;
 use std::arch::asm;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 
+/// Cache lines of a tile.
+const TILE_LINES: usize = TILE_ROWS;
+
 /// All pairs of row blocks against one pair of panels.
 struct Strip {
     left: *const bf16,
@@ -41,7 +44,7 @@ macro_rules! fetch {
 macro_rules! strip {
     (
         $name:ident, $left:literal, $right:literal, $begin:literal, $results_ahead:literal,
-        $line_bytes:literal, $first:literal, $second:literal
+        $line_bytes:literal, $first:literal $(, $second:literal)?
     ) => {
         unsafe fn $name(strip: &Strip) {
             let pair_bytes = 2 * strip.left_block * size_of::<bf16>();
@@ -55,23 +58,27 @@ macro_rules! strip {
                     "2:",
                     "mov {steps}, [{constants}]",
                     "lea {results_ahead}, [{result} + 4096]",
+                    concat!($left, " tmm4, [{left_0} + {row}*1]"),
+                    concat!($right, " tmm6, [{right_0} + {row}*1]"),
+                    concat!($right, " tmm7, [{right_1} + {row}*1]"),
+                    concat!($left, " tmm5, [{left_1} + {row}*1]"),
                     "test {steps}, {steps}",
                     "jz 4f",
                     ".p2align 5",
                     "3:",
-                    concat!($left, " tmm4, [{left_0} + {row}*1]"),
-                    concat!($right, " tmm6, [{right_0} + {row}*1]"),
-                    fetch!("ahead_0", $first),
-                    concat!($right, " tmm7, [{right_1} + {row}*1]"),
                     "tdpbf16ps tmm0, tmm4, tmm6",
-                    fetch!("ahead_1", $first),
+                    fetch!("ahead_0", $first),
                     "tdpbf16ps tmm1, tmm4, tmm7",
-                    concat!($left, " tmm5, [{left_1} + {row}*1]"),
-                    fetch!("ahead_0", $second),
+                    concat!($left, " tmm4, [{left_0} + {row}*1 + 1024]"),
+                    fetch!("ahead_1", $first),
                     "tdpbf16ps tmm2, tmm5, tmm6",
+                    concat!($right, " tmm6, [{right_0} + {row}*1 + 1024]"),
+                    concat!("", $(fetch!("ahead_0", $second))?),
                     $results_ahead,
                     "tdpbf16ps tmm3, tmm5, tmm7",
-                    fetch!("ahead_1", $second),
+                    concat!($left, " tmm5, [{left_1} + {row}*1 + 1024]"),
+                    concat!($right, " tmm7, [{right_1} + {row}*1 + 1024]"),
+                    concat!("", $(fetch!("ahead_1", $second))?),
                     concat!("add {ahead_0}, ", $line_bytes),
                     concat!("add {ahead_1}, ", $line_bytes),
                     "add {results_ahead}, 256",
@@ -82,12 +89,8 @@ macro_rules! strip {
                     "dec {steps}",
                     "jnz 3b",
                     "4:",
-                    concat!($left, " tmm4, [{left_0} + {row}*1]"),
-                    concat!($right, " tmm6, [{right_0} + {row}*1]"),
-                    concat!($right, " tmm7, [{right_1} + {row}*1]"),
                     "tdpbf16ps tmm0, tmm4, tmm6",
                     "tdpbf16ps tmm1, tmm4, tmm7",
-                    concat!($left, " tmm5, [{left_1} + {row}*1]"),
                     "tdpbf16ps tmm2, tmm5, tmm6",
                     "add {result}, 4096",
                     "tilestored [{result} + {row}*1 - 4096], tmm0",
@@ -123,8 +126,8 @@ macro_rules! strip {
 
 /// Makes a strip that starts from zero and one that goes on from the results so far.
 macro_rules! strips {
-    ($fresh:ident, $further:ident, $left:literal, $right:literal, $bytes:literal, $first:literal, $second:literal) => {
-        strip!($fresh, $left, $right, "tilezero tmm\\tile", "", $bytes, $first, $second);
+    ($fresh:ident, $further:ident, $left:literal, $right:literal, $bytes:literal, $first:literal $(, $second:literal)?) => {
+        strip!($fresh, $left, $right, "tilezero tmm\\tile", "", $bytes, $first $(, $second)?);
         strip!(
             $further,
             $left,
@@ -132,13 +135,15 @@ macro_rules! strips {
             "tileloadd tmm\\tile, [{result} + {row}*1 + 1024*\\tile]",
             ".irp offset, 0,64,128,192\nprefetcht0 [{results_ahead} + \\offset]\n.endr",
             $bytes,
-            $first,
-            $second
+            $first
+            $(, $second)?
         );
     };
 }
 
+strips!(fresh_2, further_2, "tileloaddt1", "tileloadd", "64", "0");
 strips!(fresh_4, further_4, "tileloaddt1", "tileloadd", "128", "0", "64");
+strips!(fresh_6, further_6, "tileloaddt1", "tileloadd", "192", "0,64", "128");
 strips!(fresh_8, further_8, "tileloaddt1", "tileloadd", "256", "0,64", "128,192");
 strips!(fresh_16, further_16, "tileloaddt1", "tileloadd", "512", "0,64,128,192", "256,320,384,448");
 strips!(
@@ -158,16 +163,20 @@ strips!(
 /// backed by whole row blocks.
 pub(in crate::x86) unsafe fn multiply(chunk: &Chunk) {
     let blocks = chunk.rows.div_ceil(TILE_ROWS);
-    // A pair of panels is fetched while the pair before it meets all rows: with few rows, more
-    // lines in every step. With one pair of row blocks the weights are the operand that streams.
-    let strips: [unsafe fn(&Strip); 2] = match blocks / 2 {
-        0..=1 => [fresh_32, further_32],
-        2..=3 => [fresh_16, further_16],
-        4..=7 => [fresh_8, further_8],
-        _ => [fresh_4, further_4],
-    };
-    let run = strips[usize::from(chunk.accumulate)];
     for panel in (0..chunk.panels).step_by(2) {
+        let last = panel + 2 >= chunk.panels;
+        let lines = lines_in_step(blocks / 2, chunk.steps, last && chunk.fetches_less);
+        // With one pair of row blocks the weights are the operand that streams.
+        let strips: [unsafe fn(&Strip); 2] = match lines {
+            2 => [fresh_2, further_2],
+            4 => [fresh_4, further_4],
+            6 => [fresh_6, further_6],
+            8 => [fresh_8, further_8],
+            16 => [fresh_16, further_16],
+            _ => [fresh_32, further_32],
+        };
+        let run = strips[usize::from(chunk.accumulate)];
+        let ahead = [chunk.panel(panel + 2), chunk.panel(panel + 3)];
         let strip = Strip {
             left: chunk.left,
             left_block: chunk.left_block,
@@ -175,7 +184,11 @@ pub(in crate::x86) unsafe fn multiply(chunk: &Chunk) {
             right: [chunk.panel(panel), chunk.panel(panel + 1)],
             steps: chunk.steps,
             result: chunk.result.wrapping_add(chunk.result_tile(0, panel)),
-            ahead: [chunk.panel(panel + 2), chunk.panel(panel + 3)],
+            ahead: match last && chunk.fetches_less {
+                // In one piece, so that what is left is in one piece too.
+                true => [ahead[0], ahead[0].wrapping_byte_add(fetched_bytes(chunk) / 2)],
+                false => ahead,
+            },
         };
         let two_panels = panel + 1 < chunk.panels;
         // SAFETY: as promised by the caller.
@@ -196,6 +209,26 @@ pub(in crate::x86) unsafe fn multiply(chunk: &Chunk) {
             }
         }
     }
+}
+
+/// Lines that each step fetches of the next pair of panels while so many pairs of row blocks meet this one: as few as
+/// fetch nearly all of them, or, where others fetch some too, a good part.
+fn lines_in_step(pairs: usize, steps: usize, less: bool) -> usize {
+    let fetching = pairs * (steps - 1);
+    let lines = 2 * steps * TILE_LINES;
+    // The epilogue fetches two lines for every row.
+    let of_rows = 2 * 2 * TILE_ROWS * pairs;
+    let wanted = match less {
+        true => lines.saturating_sub(of_rows).max(lines * 9 / 20),
+        false => lines * 9 / 10,
+    };
+    [2, 4, 6, 8, 16].into_iter().find(|each| each * fetching >= wanted).unwrap_or(32)
+}
+
+/// Bytes of what comes after a chunk that its products fetch, where it `fetches_less`.
+pub(in crate::x86) fn fetched_bytes(chunk: &Chunk) -> usize {
+    let pairs = chunk.rows.div_ceil(TILE_ROWS) / 2;
+    lines_in_step(pairs, chunk.steps, true) * pairs * (chunk.steps - 1) * ROW_BYTES
 }
 
 /// One row block against one panel or two: what strips leave over, and batches of up to 16 rows,
