@@ -215,7 +215,7 @@ pub struct SimulateArgs {
     #[arg(long)]
     pub hybrid: bool,
     /// Lanes that compute side by side in one process, each with the threads of the profile
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096), conflicts_with_all = ["tier2", "cores"])]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096), conflicts_with_all = ["tier1", "tier2", "hybrid", "cores"])]
     pub lanes: u32,
     /// Rows of a flight for each attention worker
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
@@ -241,7 +241,7 @@ pub struct SimulateArgs {
     /// The job: prompts that are all alike, such as 1000x128+256 (128 tokens in, 256 out)
     #[arg(long, value_name = "JOB", conflicts_with = "workload")]
     pub prompts: Option<String>,
-    /// Memory for contexts of each attention worker [default: enough]
+    /// Memory for contexts of each process that attends [default: enough]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub context_memory: Option<u64>,
     /// Longest context in tokens [default: the model's]
@@ -313,7 +313,8 @@ pub struct ProfileArgs {
     /// Write the profile to this file [default: in the cache, where `run` finds it]
     #[arg(short, long, value_name = "FILE.json")]
     pub output: Option<PathBuf>,
-    /// Kernel threads; as many kernels run side by side as there are cores for, as lanes and nodes do in a run
+    /// Kernel threads: 1 for the lanes of one process or for nodes that share this machine's cores, and timed on all
+    /// of them at once; all cores for a node that has the machine to itself
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: u32,
     /// Instruction set of the kernels [default: the best here]
@@ -352,8 +353,8 @@ pub struct EngineArgs {
     /// Longest context in tokens, prompt and completion together [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_context: Option<u32>,
-    /// Kernel threads [default: the cores this process may use]; with enough prompts each is a lane of
-    /// its own, that runs whole batches by itself
+    /// Kernel threads [default: the cores this process may use]; with enough prompts in lanes, that run
+    /// whole batches by themselves
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
     /// Instruction set of the kernels: portable, avx2, avx512, avx512bf16 or amx [default: the best here]

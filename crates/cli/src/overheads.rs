@@ -26,10 +26,7 @@ pub fn measure(
     round_trips: usize,
 ) -> anyhow::Result<Overheads> {
     let network = network(config, round_trips)?;
-    // On a thread of its own, for an engine pins the thread that runs it.
-    let (step_small, step_large) = std::thread::scope(|scope| {
-        scope.spawn(|| steps(engine, config.layers)).join().expect("an engine does not panic")
-    })?;
+    let (step_small, step_large) = steps(engine, config.layers)?;
     let row = ((step_large - step_small) / f64::from(ROWS - 1)).max(0.0);
     Ok(Overheads { step: (step_small - row).max(0.0), row, ..network })
 }

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Weights that are loaded at most: more than a last-level cache hides.
 const WEIGHT_BYTES: usize = 1 << 30;
+/// Contexts that each of several measurements at once attends to at least.
+const CONTEXT_BYTES_MIN: usize = 64 << 20;
 /// Kernels shorter than this are timed several at a time.
 const SAMPLE: Duration = Duration::from_millis(2);
 /// How many at a time at most, and where something else is done in between.
@@ -183,15 +185,21 @@ fn measure(
     let config = model.config();
     let cores = allowed_cores();
     let beside = (cores.len() / count).max(1);
+    let stages = stages(model, isa, cores.len(), effort.batch_max())?;
     // On threads of their own, for they are pinned, and what comes after them shall not be.
     let kernels = std::thread::scope(|scope| {
         let instance = |instance: usize| {
             let cores = cores.get(instance * count..(instance + 1) * count);
+            let stages = &stages;
             scope.spawn(move || {
                 if let Some(cores) = cores {
-                    keep_to_cores(cores)?;
+                    // A refusal costs exactness only.
+                    _ = keep_to_cores(cores);
                 }
-                kernels(model, isa, count, effort, Instance { number: instance, of: beside })
+                let threads = Arc::new(Threads::new(count)?);
+                let stages = stages.beside(Arc::clone(&threads))?;
+                let instance = Instance { number: instance, of: beside };
+                kernels(model.config(), isa, stages, threads, effort, instance)
             })
         };
         let instances: Vec<_> = (0..beside).map(instance).collect();
@@ -273,29 +281,32 @@ struct Instance {
     of: usize,
 }
 
+/// Loads the weights, which all instances share.
+fn stages(model: &Model, isa: Isa, cores: usize, batch_max: usize) -> anyhow::Result<StageBench> {
+    let config = model.config();
+    let layer_bytes = Shape::of(model.name(), config).layer_bytes() as usize;
+    let layers = (WEIGHT_BYTES / layer_bytes).clamp(1, config.layers);
+    let threads = Arc::new(Threads::new(cores)?);
+    let mut load = LoadBar::new();
+    let show = &mut |done, total| load.show(done, total);
+    let stages = StageBench::new(model, 0..layers, batch_max, isa, threads, show);
+    load.clear();
+    Ok(stages?)
+}
+
 fn kernels(
-    model: &Model,
+    config: &ModelConfig,
     isa: Isa,
-    count: usize,
+    mut stages: StageBench,
+    threads: Arc<Threads>,
     effort: &Effort,
     instance: Instance,
 ) -> anyhow::Result<KernelCurves> {
-    let threads = Arc::new(Threads::new(count)?);
-    let config = model.config();
-    let layer_bytes = Shape::of(model.name(), config).layer_bytes() as usize;
-    let layers = (WEIGHT_BYTES / instance.of / layer_bytes).clamp(1, config.layers);
-    // One bar speaks for all.
-    let shown = instance.number == 0;
-    let mut load = LoadBar::new(shown);
-    let show = &mut |done, total| load.show(done, total);
-    let stages =
-        StageBench::new(model, 0..layers, effort.batch_max(), isa, Arc::clone(&threads), show);
-    load.clear();
-    let mut stages = stages?;
     threads.pin_caller();
     let known = effort.contexts.iter().copied();
     let contexts: Vec<usize> = known.filter(|context| *context <= config.context_max).collect();
-    let bar = CountBar::new("profiling", 2 + 2 * contexts.len() as u64, shown);
+    // One bar speaks for all.
+    let bar = CountBar::new("profiling", 2 + 2 * contexts.len() as u64, instance.number == 0);
     let run = |rows: usize, kernel: usize, times: usize| match kernel {
         0 => stages.stage(Stage::Pre, rows, times),
         1 => stages.stage(Stage::Post, rows, times),
@@ -314,7 +325,7 @@ fn kernels(
     let pages = AttentionBench::new(
         config,
         config.layers,
-        effort.context_bytes / instance.of,
+        (effort.context_bytes / instance.of).max(CONTEXT_BYTES_MIN),
         isa,
         Arc::clone(&threads),
     )?;

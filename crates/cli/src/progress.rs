@@ -28,13 +28,6 @@ fn bytes_bar() -> ProgressBar {
         .with_style(ProgressStyle::with_template(template).expect("a valid template"))
 }
 
-fn shown_if(shown: bool, bar: ProgressBar) -> ProgressBar {
-    if !shown {
-        bar.set_draw_target(ProgressDrawTarget::hidden());
-    }
-    bar
-}
-
 /// Progress of a pull.
 pub struct PullBar(Option<ProgressBar>);
 
@@ -67,9 +60,9 @@ impl PullBar {
 pub struct LoadBar(ProgressBar);
 
 impl LoadBar {
-    /// An empty bar, if it is to be shown.
-    pub fn new(shown: bool) -> Self {
-        Self(shown_if(shown, bytes_bar().with_message("loading")))
+    /// An empty bar.
+    pub fn new() -> Self {
+        Self(bytes_bar().with_message("loading"))
     }
 
     /// Shows how far it is.
@@ -93,7 +86,10 @@ impl CountBar {
         let style = ProgressStyle::with_template("{msg} {wide_bar} {pos} of {len}, {elapsed}")
             .expect("a valid template");
         let bar = ProgressBar::new(total).with_style(style).with_message(what);
-        Self(shown_if(shown, bar))
+        if !shown {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        Self(bar)
     }
 
     /// One more is done.

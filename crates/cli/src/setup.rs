@@ -91,12 +91,12 @@ fn load_local(
     merge: MergeArg,
     trace: bool,
 ) -> anyhow::Result<Engine> {
-    let layout = local_layout(args, opened, crowd, merge)?;
-    let kernels = Kernels { isa: isa(args.isa)?, threads: threads(args.threads)? };
     let memory_bytes = local_memory_bytes(args)?;
+    let layout = local_layout(args, opened, crowd, merge, memory_bytes)?;
+    let kernels = Kernels { isa: isa(args.isa)?, threads: threads(args.threads)? };
     let lane_bytes = memory_bytes / layout.local_lanes as u64;
     let pages = layout.pages(opened.model.config(), 0, lane_bytes)?;
-    let mut bar = LoadBar::new(true);
+    let mut bar = LoadBar::new();
     let show = &mut |done, total| bar.show(done, total);
     let fabric = LocalFabric::load(&opened.model, &layout, pages, kernels, trace, show);
     bar.clear();
@@ -191,7 +191,7 @@ pub fn layout(
     crowd: Crowd,
 ) -> anyhow::Result<Layout> {
     if cluster.is_one_process() {
-        return local_layout(args, opened, crowd, cluster.merge);
+        return local_layout(args, opened, crowd, cluster.merge, local_memory_bytes(args)?);
     }
     cluster_layout(args, cluster, opened)
 }
@@ -201,6 +201,7 @@ fn local_layout(
     opened: &Opened,
     crowd: Crowd,
     merge: MergeArg,
+    memory_bytes: u64,
 ) -> anyhow::Result<Layout> {
     let layout = Layout {
         slices: 1,
@@ -213,7 +214,7 @@ fn local_layout(
         context_type: args.context_type,
         whole_flights: merge == MergeArg::Flights,
     };
-    let (threads, memory_bytes) = (threads(args.threads)?, local_memory_bytes(args)?);
+    let threads = threads(args.threads)?;
     Ok(layout.with_local_lanes(opened.model.config(), threads, memory_bytes, crowd))
 }
 

@@ -141,8 +141,9 @@ fn deployment(
     let pages_useful = slots * u64::from(context_max.div_ceil(16));
     let slice_layers = shape.layers.div_ceil(args.tier1 as usize);
     let page_bytes = 16.0 * shape.context_bytes_per_layer() * slice_layers as f64;
-    let pages =
-        args.context_memory.map_or(pages_useful, |bytes| (bytes as f64 / page_bytes) as u64);
+    let pages = args
+        .context_memory
+        .map_or(pages_useful, |bytes| (bytes as f64 / f64::from(args.lanes) / page_bytes) as u64);
     Deployment {
         shape: shape.clone(),
         slices: even_slices(shape.layers, args.tier1 as usize),

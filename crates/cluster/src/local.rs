@@ -74,7 +74,6 @@ impl LocalFabric {
         let place = Tier1Place::new(layout, 0, trace);
         let all = Arc::new(Threads::new(kernels.threads)?);
         let weights = Arc::new(load_slice(model, layout, &place, kernels.isa, &all, progress)?);
-        drop(all);
         let threads = (kernels.threads / layout.local_lanes).max(1);
         let cores = Some(allowed_cores()).filter(|cores| cores.len() == kernels.threads);
         let (newsagent, news) = channel();
@@ -84,7 +83,7 @@ impl LocalFabric {
             let plan = LanePlan {
                 config: model.config().clone(),
                 layout: layout.clone(),
-                place,
+                place: Tier1Place { first_lane: lane as u32, lanes: 1, ..place },
                 lane,
                 pages,
                 kernels: Kernels { isa: kernels.isa, threads },
@@ -93,7 +92,7 @@ impl LocalFabric {
             let (weights, newsagent) = (Arc::clone(&weights), newsagent.clone());
             let work = move || {
                 let worked = catch_unwind(AssertUnwindSafe(|| {
-                    Stack::new(plan, &weights)?.work(&inbox, &newsagent)
+                    Stack::new(plan, weights)?.work(&inbox, &newsagent)
                 }));
                 // Whoever listened has gone where the last word is not heard.
                 _ = match worked {
@@ -106,6 +105,8 @@ impl LocalFabric {
             let thread = Some(thread.map_err(ClusterError::io("cannot start a thread"))?);
             lanes.push(Lane { orders: Some(orders), thread });
         }
+        // Once every lane has its own hold on the matrices, the threads that loaded them are not needed any more.
+        drop(weights);
         let mut fabric = Self { lanes, news, homes: Vec::new() };
         for _ in 0..fabric.lanes.len() {
             fabric.hear(None)?;
@@ -129,16 +130,20 @@ impl LocalFabric {
         Ok(Vec::new())
     }
 
-    fn order(&self, lane: usize, order: Order) {
+    /// Tells a lane what to do; one that is gone has said why before.
+    fn order(&self, lane: usize, order: Order) -> Result<(), ClusterError> {
         let orders = self.lanes[lane].orders.as_ref().expect("there until the end");
-        // A lane that is gone has said why, and is heard next.
-        _ = orders.send(order);
+        orders.send(order).map_err(|_| ClusterError::Lost {
+            name: format!("lane-{lane}"),
+            reason: "it has failed".to_owned(),
+        })
     }
 }
 
 impl Fabric for LocalFabric {
     fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
-        self.order(launch.shard.lane as usize, Order::Launch(launch));
+        // A lane that is gone says itself why: that is heard next.
+        _ = self.order(launch.shard.lane as usize, Order::Launch(launch));
         Ok(())
     }
 
@@ -152,7 +157,7 @@ impl Fabric for LocalFabric {
 
     fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError> {
         for lane in 0..self.lanes.len() {
-            self.order(lane, Order::Report);
+            self.order(lane, Order::Report)?;
         }
         let mut reports = Vec::new();
         while reports.len() < 2 * self.lanes.len() {
@@ -197,14 +202,14 @@ struct Stack {
 
 impl Stack {
     /// Made on the lane's thread, whose cores its kernels inherit.
-    fn new(plan: LanePlan, weights: &CpuWeights) -> Result<Self, ClusterError> {
+    fn new(plan: LanePlan, weights: Arc<CpuWeights>) -> Result<Self, ClusterError> {
         let LanePlan { config, layout, place, lane, pages, kernels, cores } = plan;
         if let Some(cores) = cores {
             // A refusal costs speed, never correctness.
             _ = keep_to_cores(&cores);
         }
         let threads = Arc::new(Threads::new(kernels.threads)?);
-        let weights = weights.beside(Arc::clone(&threads))?;
+        let weights = weights.beside(Arc::clone(&threads), layout.slots() as usize)?;
         let pool = Arc::new(Pool::new(4 * layout.flights as usize));
         let context = CpuContext::new(
             &config,

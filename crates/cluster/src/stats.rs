@@ -22,7 +22,7 @@ pub struct Setting {
     pub tier2_nodes: usize,
     /// Whether Tier-1 nodes attend too.
     pub tier1_attends: bool,
-    /// Attention workers of each Tier-1 node, itself among them; in one process, threads that compute side by side.
+    /// Attention workers of each Tier-1 node, itself among them; in one process, lanes that compute side by side.
     pub lanes: usize,
     /// Rows per lane and flight (B).
     pub batch: u32,
@@ -30,7 +30,7 @@ pub struct Setting {
     pub flights: u32,
     /// Prefill rows of one prompt in a step.
     pub chunk: u32,
-    /// Memory for contexts of each node that attends, in bytes.
+    /// Memory for contexts of each process that attends, in bytes.
     pub context_memory_bytes: u64,
     /// What keys and values are kept as.
     pub context_type: &'static str,

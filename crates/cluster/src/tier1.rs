@@ -38,7 +38,9 @@ pub struct Tier1Place {
     pub first: bool,
     /// The slice classifies.
     pub last: bool,
-    /// Lanes of every flight.
+    /// First of the lanes whose shards come here.
+    pub first_lane: u32,
+    /// How many lanes those are.
     pub lanes: u32,
     /// Rows of a shard at most.
     pub rows_per_lane: u32,
@@ -54,6 +56,7 @@ impl Tier1Place {
             first: slice == 0,
             last: slice + 1 == layout.slices,
             lanes: layout.lanes() as u32,
+            first_lane: 0,
             rows_per_lane: layout.batch,
             trace,
         }
@@ -171,7 +174,8 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
     }
 
     fn slab(&self, shard: ShardId) -> Range<usize> {
-        let start = (shard.flight * self.place.lanes + shard.lane) * self.place.rows_per_lane;
+        let lane = shard.lane - self.place.first_lane;
+        let start = (shard.flight * self.place.lanes + lane) * self.place.rows_per_lane;
         let start = start as usize;
         start..start + self.node.rows(shard).len()
     }

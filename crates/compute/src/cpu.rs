@@ -83,12 +83,12 @@ impl CpuWeights {
         Ok(Self(Weights::Portable(PortableWeights::load(source, spec, threads, &mut progress)?)))
     }
 
-    /// The same weights for another thread of execution, with a slab and threads of its own.
-    pub fn beside(&self, threads: Arc<Threads>) -> Result<Self, ComputeError> {
+    /// The same weights for another thread of execution, with threads and a slab of its own.
+    pub fn beside(&self, threads: Arc<Threads>, slab_rows: usize) -> Result<Self, ComputeError> {
         Ok(Self(match &self.0 {
-            Weights::Portable(inner) => Weights::Portable(inner.beside(threads)?),
+            Weights::Portable(inner) => Weights::Portable(inner.beside(threads, slab_rows)?),
             #[cfg(target_arch = "x86_64")]
-            Weights::X86(inner) => Weights::X86(inner.beside(threads)?),
+            Weights::X86(inner) => Weights::X86(inner.beside(threads, slab_rows)?),
         }))
     }
 }

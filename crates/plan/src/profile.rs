@@ -8,7 +8,7 @@ use crate::error::{PlanError, read_text, write_text};
 use crate::shape::Shape;
 
 /// The version of the file format this code reads and writes.
-pub const PROFILE_VERSION: u32 = 1;
+pub const PROFILE_VERSION: u32 = 2;
 
 /// Where and when a profile was taken.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -51,16 +51,32 @@ impl StageBench {
         threads: Arc<Threads>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, ComputeError> {
-        let config = model.config().clone();
         let count = layers.len();
         let spec = SliceSpec { layers, embeds: false, classifies: true, slab_rows: rows_max };
-        let mut weights = CpuWeights::load(model, spec, isa, Arc::clone(&threads), progress)?;
+        let weights = CpuWeights::load(model, spec, isa, Arc::clone(&threads), progress)?;
+        Ok(Self::over(weights, model.config().clone(), count, rows_max, threads))
+    }
+
+    /// The same weights on other threads, as lanes share them.
+    pub fn beside(&self, threads: Arc<Threads>) -> Result<Self, ComputeError> {
+        let rows_max = self.positions.len();
+        let weights = self.weights.beside(Arc::clone(&threads), rows_max)?;
+        Ok(Self::over(weights, self.config.clone(), self.layers, rows_max, threads))
+    }
+
+    fn over(
+        mut weights: CpuWeights,
+        config: ModelConfig,
+        layers: usize,
+        rows_max: usize,
+        threads: Arc<Threads>,
+    ) -> Self {
         let residual: Vec<f32> =
             (0..rows_max * config.hidden).map(|index| (index % 13) as f32 - 6.0).collect();
         weights.put_residual(0..rows_max, &residual);
         let buffer = |width: usize| Buffer::zeroed(rows_max * width * size_of::<bf16>());
-        Ok(Self {
-            layers: count,
+        Self {
+            layers,
             layer_next: 0,
             qkv: buffer(config.qkv_width()),
             attended: buffer(config.query_width()),
@@ -69,7 +85,7 @@ impl StageBench {
             weights,
             threads,
             config,
-        })
+        }
     }
 
     /// Seconds of a stage for `rows` rows in the next layer, and in those after it for as many

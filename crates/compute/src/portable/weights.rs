@@ -89,8 +89,11 @@ impl PortableWeights {
     }
 
     /// The same weights, with a slab and threads of its own.
-    pub(crate) fn beside(&self, threads: Arc<Threads>) -> Result<Self, ComputeError> {
-        let slab_rows = self.slab.len() / self.config.hidden;
+    pub(crate) fn beside(
+        &self,
+        threads: Arc<Threads>,
+        slab_rows: usize,
+    ) -> Result<Self, ComputeError> {
         Self::over(Arc::clone(&self.matrices), self.config.clone(), threads, slab_rows)
     }
 

@@ -35,8 +35,9 @@ const ROWS_IN_PIECES: usize = 256;
 const RESULTS_MAX: usize = 192 << 10;
 /// Values that may be read past a block of results: one pair of row blocks and panels.
 const RESULTS_PAST: usize = 4 * RESULT_TILE;
-/// From so many rows on, products take long enough for all that comes after them to be fetched meanwhile.
-const ROWS_FETCH_ALL: usize = 160;
+/// Rows with which the products are too short for all that comes after them to be fetched meanwhile, and the epilogues long
+/// enough to help.
+const ROWS_FETCH_LESS: Range<usize> = 96..160;
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 /// Blocks for each thread, where there is enough to share: the last to finish is waited for.
@@ -338,7 +339,7 @@ impl Task<'_> {
             after,
             fetches_less: self.isa == Isa::Amx
                 && self.blocking.whole
-                && (ROWS_OF_PAIR + 1..ROWS_FETCH_ALL).contains(&self.rows.len()),
+                && ROWS_FETCH_LESS.contains(&self.rows.len()),
         };
         // SAFETY: the chunk lies inside its operands, and the machine has the instruction set.
         unsafe {

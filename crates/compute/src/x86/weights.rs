@@ -103,8 +103,11 @@ impl X86Weights {
     }
 
     /// The same weights, with a slab and threads of its own.
-    pub(crate) fn beside(&self, threads: Arc<Threads>) -> Result<Self, ComputeError> {
-        let slab_rows = self.slab.len() / self.stride;
+    pub(crate) fn beside(
+        &self,
+        threads: Arc<Threads>,
+        slab_rows: usize,
+    ) -> Result<Self, ComputeError> {
         let (matrices, config) = (Arc::clone(&self.matrices), self.config.clone());
         Self::over(matrices, config, self.multiplier.isa, threads, slab_rows)
     }

@@ -42,6 +42,8 @@ pub(super) struct Core<T> {
     runners: Vec<Runner<T>>,
     /// Seconds of the core that each process has had, or is taken to have had.
     used: Vec<f64>,
+    /// What every process is taken to have had when it wakes: the most that the most modest of those awake ever had.
+    floor: f64,
     /// Up to when the tasks' time is accounted for.
     now: f64,
     /// Counts changes: a foreseen turn that was foreseen before the last change is void.
@@ -54,6 +56,7 @@ impl<T: Copy> Core<T> {
             urgent: VecDeque::new(),
             runners: Vec::new(),
             used: vec![0.0; processes],
+            floor: 0.0,
             now: 0.0,
             version: 0,
         }
@@ -74,19 +77,18 @@ impl<T: Copy> Core<T> {
         self.urgent.push_back(Task { seconds_left: seconds, then });
     }
 
-    /// Wakes a process, if it sleeps. Sleep earns nothing: it begins with what the most modest of the others has had.
-    pub fn wake(&mut self, now: f64, process: usize) {
+    /// Wakes a process; `false` where it is awake. Sleep earns nothing, and costs nothing.
+    pub fn wake(&mut self, now: f64, process: usize) -> bool {
         if self.runners.iter().any(|runner| runner.process == process) {
-            return;
+            return false;
         }
         self.advance(now);
-        let least = self.runners.iter().map(|runner| self.used[runner.process]).reduce(f64::min);
-        self.used[process] =
-            least.map_or(self.used[process], |least| self.used[process].max(least));
+        self.used[process] = self.floor;
         let first = self.runners.first().map(|runner| self.used[runner.process]);
         let goes_first = first.is_none_or(|first| self.used[process] <= first);
         let place = if goes_first { 0 } else { self.runners.len() };
         self.runners.insert(place, Runner { process, task: None });
+        true
     }
 
     /// Gives the process that looks for work some.
@@ -151,6 +153,8 @@ impl<T: Copy> Core<T> {
         } else if let Some(Runner { process, task: Some(task) }) = self.runners.first_mut() {
             task.seconds_left = (task.seconds_left - elapsed).max(0.0);
             self.used[*process] += elapsed;
+            let least = self.runners.iter().map(|runner| self.used[runner.process]);
+            self.floor = least.reduce(f64::min).map_or(self.floor, |least| self.floor.max(least));
         }
     }
 }
@@ -186,6 +190,25 @@ mod tests {
         core.sleep();
         assert!(core.is_idle());
         assert_eq!(core.next_turn(), None);
+    }
+
+    #[test]
+    fn what_was_had_before_a_sleep_does_not_count() {
+        let mut core = Core::new(2);
+        core.wake(0.0, 0);
+        assert_eq!(next(&mut core), (0.0, Turn::Looks(0)));
+        core.compute(10.0, 'a');
+        assert_eq!(next(&mut core), (10_000.0, Turn::Ended('a')));
+        assert_eq!(next(&mut core), (10_000.0, Turn::Looks(0)));
+        core.sleep();
+        // The other one has had nothing so far, and is not ten seconds ahead for that.
+        core.wake(11.0, 1);
+        assert_eq!(next(&mut core), (11_000.0, Turn::Looks(1)));
+        core.compute(1.0, 'b');
+        core.wake(11.001, 0);
+        assert_eq!(next(&mut core), (11_001.0, Turn::Looks(0)));
+        core.compute(1.0, 'c');
+        assert_eq!(next(&mut core), (11_004.0, Turn::Switched));
     }
 
     #[test]

@@ -430,8 +430,9 @@ impl<'a> Machine<'a> {
     /// Wakes a process that has something to do.
     fn wake(&mut self, process: usize) {
         let core = self.processes[process].core;
-        self.cores[core].wake(self.now, process);
-        self.foresee(core);
+        if self.cores[core].wake(self.now, process) {
+            self.foresee(core);
+        }
     }
 
     /// Gives a process that has its core its next work, or lets it sleep.
@@ -447,12 +448,7 @@ impl<'a> Machine<'a> {
     fn next_work(&mut self, process: usize) -> Option<(Work, f64)> {
         let slices = self.tier1.len();
         if self.in_one_process() {
-            // As the engine in one process goes about it: the last slice first, attention first.
-            return (0..slices).rev().find_map(|slice| {
-                let attends =
-                    (0..self.deployment.lanes()).find_map(|lane| self.tier2_work(slice, lane));
-                attends.or_else(|| self.tier1_work(slice))
-            });
+            return self.tier2_work(0, 0).or_else(|| self.tier1_work(0));
         }
         if process < slices {
             let own = self.tier1_work(process);

@@ -224,7 +224,9 @@ fn side_by_side(
     trace: Option<&mut Trace>,
 ) -> Forecast {
     let lengths = workload.lengths();
-    let share = lengths.iter().copied().step_by(lanes).collect();
+    // In turn another one of every few, for lengths may alternate.
+    let mine = |(index, _): &(usize, &Length)| (index + index / lanes).is_multiple_of(lanes);
+    let share = lengths.iter().enumerate().filter(mine).map(|(_, length)| *length).collect();
     let share = Workload::new(&workload.name, share).expect("lengths that were valid");
     let one = Deployment { place: Place::OneProcess { lanes: 1 }, ..deployment.clone() };
     let lane = forecast(&one, &share, trace);
@@ -354,6 +356,12 @@ mod tests {
         let workload = Workload::uniform(10, 20, 40).expect("valid");
         let together = forecast(&two, &workload, None);
         assert_eq!(together.tokens, 40.0 * 30.0);
+        let alternating = [Length { prompt: 10, output: 5 }, Length { prompt: 10, output: 60 }];
+        let halves = Workload::new("halves", alternating.repeat(10)).expect("valid");
+        let all = Workload::new("all", alternating.repeat(20)).expect("valid");
+        let half = forecast(&one, &halves, None).seconds;
+        let both = forecast(&two, &all, None).seconds;
+        assert!((both / half - 1.0).abs() < 0.02, "{both} {half}");
         assert_eq!(together.tier1_seconds.len(), 2);
     }
 

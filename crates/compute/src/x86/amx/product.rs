@@ -222,10 +222,11 @@ fn lines_in_step(pairs: usize, steps: usize, less: bool) -> usize {
         true => lines.saturating_sub(of_rows).max(lines * 9 / 20),
         false => lines * 9 / 10,
     };
-    [2, 4, 6, 8, 16].into_iter().find(|each| each * fetching >= wanted).unwrap_or(32)
+    let most = if pairs <= 1 { 32 } else { 16 };
+    [2, 4, 6, 8].into_iter().find(|each| each * fetching >= wanted).unwrap_or(most)
 }
 
-/// Bytes of what comes after a chunk that its products fetch, where it `fetches_less`.
+/// Bytes of what comes after a chunk that its strips fetch, where it `fetches_less`.
 pub(in crate::x86) fn fetched_bytes(chunk: &Chunk) -> usize {
     let pairs = chunk.rows.div_ceil(TILE_ROWS) / 2;
     lines_in_step(pairs, chunk.steps, true) * pairs * (chunk.steps - 1) * ROW_BYTES
