@@ -3,6 +3,10 @@
 use crate::error::ClusterError;
 use crate::report::NodeReport;
 use glinthawk_protocol::{Home, Launch};
+use std::time::Duration;
+
+/// How long one call waits for something to come home.
+pub(crate) const WAIT: Duration = Duration::from_millis(50);
 
 /// The nodes behind an engine: in this process, or on a network.
 pub trait Fabric {

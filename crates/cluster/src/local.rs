@@ -3,7 +3,7 @@
 //! multiplies, and none waits for the slowest of all cores at every kernel's end.
 
 use crate::error::ClusterError;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, WAIT};
 use crate::layout::Layout;
 use crate::processes::{allowed_cores, keep_to_cores};
 use crate::report::{NodeReport, peak_memory_bytes};
@@ -19,9 +19,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-
-/// How long one call waits for something to come home.
-const WAIT: Duration = Duration::from_millis(50);
 
 /// What the kernels of a process run on.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 
 use crate::control::Control;
 use crate::error::ClusterError;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, WAIT};
 use crate::muster::name_of;
 use crate::net::{Controller, Event, LostReason, Peer};
 use crate::report::NodeReport;
@@ -11,9 +11,6 @@ use glinthawk_flight::{Buffer, Kind, Message};
 use glinthawk_protocol::{Home, Launch};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-
-/// How long one call waits for something to come home.
-const WAIT: Duration = Duration::from_millis(50);
 
 /// How long nodes have to say what they did.
 const REPORT_PATIENCE: Duration = Duration::from_secs(20);

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 /// Blocks from this size on are aligned to, and asked to consist of, huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
-const LINE_BYTES: usize = 64;
+/// Bytes of a cache line.
+pub(crate) const LINE_BYTES: usize = 64;
 /// What the allocator aligns anyway: a larger demand would make it zero, and touch, the whole block.
 const BASE_ALIGN_BYTES: usize = 16;
 /// What an arena asks for at a time.

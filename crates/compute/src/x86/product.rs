@@ -8,7 +8,7 @@ use super::amx::{self, Tiles};
 use super::pack::Panels;
 use super::tiles::{PANEL, RESULT_TILE, Rows, TILE, TILE_ROWS};
 use super::vector;
-use crate::memory::{Arena, Memory, SharedMut};
+use crate::memory::{Arena, LINE_BYTES, Memory, SharedMut};
 use crate::{ComputeError, Isa, Threads};
 use half::bf16;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
@@ -38,8 +38,6 @@ const RESULTS_PAST: usize = 4 * RESULT_TILE;
 /// Rows with which the products are too short for all that comes after them to be fetched meanwhile, and the epilogues long
 /// enough to help.
 const ROWS_FETCH_LESS: Range<usize> = 96..160;
-/// Bytes of a cache line.
-const LINE_BYTES: usize = 64;
 /// Blocks for each thread, where there is enough to share: the last to finish is waited for.
 const BLOCKS_PER_THREAD: usize = 4;
 

@@ -38,7 +38,9 @@ macro_rules! fetch {
 ///
 /// One operand is used again by the next pair of row blocks, or by the next strip, and should stay
 /// in the first-level cache; the other streams through, loaded by `tileloaddt1`, which leaves that
-/// cache alone. Every step fetches a few lines of the panels ahead, spread among the products:
+/// cache alone. Tiles are loaded a step ahead, among the products of the step before: where loads and
+/// products do not overlap by themselves, that costs least. Every step fetches a few lines of the
+/// panels ahead, spread among the products:
 /// bunched together they would hold up the tiles' own loads. The last step of a pair makes room
 /// for the next pair's results tile by tile, so that the multiplier never runs dry.
 macro_rules! strip {
