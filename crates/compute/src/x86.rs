@@ -22,26 +22,29 @@ pub(crate) use weights::X86Weights;
 
 /// Makes a function that runs its generic twin, compiled for the instruction set it is asked for.
 macro_rules! for_each_isa {
-    ($(#[$meta:meta])* fn $name:ident = $generic:ident($($argument:ident: $kind:ty),* $(,)?)) => {
+    (
+        $(#[$meta:meta])*
+        fn $name:ident $(<$type:ident: $bound:ident>)? = $generic:ident($($argument:ident: $kind:ty),* $(,)?)
+    ) => {
         $(#[$meta])*
         ///
         /// # Safety
         /// The machine has `isa`, and the arguments are as the generic function wants them.
-        pub(super) unsafe fn $name(isa: $crate::Isa, $($argument: $kind),*) {
+        pub(super) unsafe fn $name$(<$type: $bound>)?(isa: $crate::Isa, $($argument: $kind),*) {
             #[target_feature(enable = "avx2,fma")]
-            unsafe fn avx2($($argument: $kind),*) {
+            unsafe fn avx2$(<$type: $bound>)?($($argument: $kind),*) {
                 // SAFETY: as promised by the caller.
-                unsafe { $generic::<$crate::x86::lanes::Ymm2>($($argument),*) }
+                unsafe { $generic::<$crate::x86::lanes::Ymm2 $(, $type)?>($($argument),*) }
             }
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-            unsafe fn avx512($($argument: $kind),*) {
+            unsafe fn avx512$(<$type: $bound>)?($($argument: $kind),*) {
                 // SAFETY: as promised by the caller.
-                unsafe { $generic::<$crate::x86::lanes::Zmm>($($argument),*) }
+                unsafe { $generic::<$crate::x86::lanes::Zmm $(, $type)?>($($argument),*) }
             }
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-            unsafe fn avx512bf16($($argument: $kind),*) {
+            unsafe fn avx512bf16$(<$type: $bound>)?($($argument: $kind),*) {
                 // SAFETY: as promised by the caller.
-                unsafe { $generic::<$crate::x86::lanes::ZmmBf16>($($argument),*) }
+                unsafe { $generic::<$crate::x86::lanes::ZmmBf16 $(, $type)?>($($argument),*) }
             }
             // SAFETY: as promised by the caller.
             unsafe {

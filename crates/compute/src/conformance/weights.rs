@@ -83,6 +83,8 @@ fn shapes() -> Vec<Shape> {
         base.clone(),
         Shape { hidden: 50, feed_forward: 67, vocab: 33, tied: true, ..base.clone() },
         Shape { heads: 3, kv_heads: 3, head_dim: 80, qkv_bias: true, ..base.clone() },
+        Shape { heads: 4, kv_heads: 2, head_dim: 64, qkv_bias: true, ..base.clone() },
+        Shape { heads: 4, kv_heads: 2, head_dim: 32, qk_norm: true, ..base.clone() },
         Shape { heads: 8, kv_heads: 1, head_dim: 96, qk_norm: true, hidden: 77, ..base.clone() },
         Shape {
             heads: 6,

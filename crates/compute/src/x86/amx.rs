@@ -5,7 +5,7 @@ mod attention;
 mod product;
 
 pub(super) use attention::{add_values, score_pages};
-pub(super) use product::{fetched_bytes, multiply};
+pub(super) use product::multiply;
 
 use super::tiles::{PANEL, STEP, TILE_ROWS};
 use std::arch::asm;
@@ -79,10 +79,13 @@ impl Tiles {
     }
 }
 
-/// Loads a tile whose rows are so many bytes apart.
+/// Loads a tile whose rows are so many bytes apart, into the first-level cache too, or past it.
 macro_rules! load {
     ($tile:literal, $from:expr, $row_bytes:expr) => {
-        std::arch::asm!(concat!("tileloadd tmm", $tile, ", [{from} + {row}*1]"),
+        load!("tileloadd", $tile, $from, $row_bytes)
+    };
+    ($load:literal, $tile:literal, $from:expr, $row_bytes:expr) => {
+        std::arch::asm!(concat!($load, " tmm", $tile, ", [{from} + {row}*1]"),
             from = in(reg) $from, row = in(reg) $row_bytes, options(nostack, readonly))
     };
 }

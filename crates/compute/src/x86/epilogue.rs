@@ -1,14 +1,39 @@
-//! What happens to a product's results before they leave the thread's cache.
+//! What happens to a product's results before they leave the thread's cache: row by row, while the
+//! next results are made.
 
-use super::for_each_isa;
 use super::functions::silu;
 use super::lanes::{LANES, Lanes};
-use super::product::Block;
-use super::tiles::{PANEL, RowsMut, STEP, TILE_ROWS};
+use super::pack::head_order;
+use super::product::{RowResults, Unit};
+use super::tiles::{PANEL, RowsMut};
 use crate::memory::SharedMut;
-use crate::rope::{Rope, rotate};
+use crate::rope::rotate;
 use crate::source::HEAD_DIM_MAX;
 use half::bf16;
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::ops::Range;
+use std::ptr;
+
+/// What becomes of a product's results.
+pub(super) trait Epilogue: Sync {
+    /// What all rows of a unit have in common.
+    type Place;
+
+    fn place(&self, unit: &Unit) -> Self::Place;
+
+    /// Finishes one row of a unit.
+    ///
+    /// # Safety
+    /// The machine has the instruction set of `L`; the results are there; nobody else has this row and unit.
+    unsafe fn finish<L: Lanes>(&self, place: &Self::Place, results: RowResults);
+}
+
+/// Fetches a line that will be written before long: results go where nobody was for a while.
+#[inline(always)]
+fn fetch<T>(place: *const T) {
+    // SAFETY: a prefetch changes nothing, wherever it points.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+}
 
 /// slab[row] += result
 pub(super) struct AddResidual<'a> {
@@ -19,60 +44,58 @@ pub(super) struct AddResidual<'a> {
     pub(super) rows: &'a [usize],
 }
 
-#[inline(always)]
-unsafe fn add_residual_lanes<L: Lanes>(block: &Block<'_>, add: &AddResidual<'_>) {
-    for first_row in block.rows.clone().step_by(TILE_ROWS) {
-        let last_row = (first_row + TILE_ROWS).min(block.rows.end);
-        for panel in block.panels.clone() {
-            let results = block.tile(first_row, panel);
-            for (index, &row) in add.rows[first_row..last_row].iter().enumerate() {
-                // SAFETY: no other block has these rows and outputs; sixteen values each.
-                unsafe {
-                    let residual = add.slab.place(row * add.stride + panel * PANEL, PANEL);
-                    L::load(residual).add(L::load(results.add(index * PANEL))).store(residual);
-                }
-                block.fetch();
-            }
+impl Epilogue for AddResidual<'_> {
+    /// First column, and columns.
+    type Place = (usize, usize);
+
+    fn place(&self, unit: &Unit) -> Self::Place {
+        (unit.panels.start * PANEL, unit.panels.len() * PANEL)
+    }
+
+    #[inline(always)]
+    unsafe fn finish<L: Lanes>(&self, &(start, columns): &Self::Place, results: RowResults) {
+        let residual = self.slab.place(self.rows[results.row] * self.stride + start, columns);
+        // SAFETY: sixteen values each, nobody else's.
+        let add = |panel: usize| unsafe {
+            let residual = residual.add(panel * PANEL);
+            L::load(residual).add(L::load(results.of(panel))).store(residual);
+        };
+        add(0);
+        if columns > PANEL {
+            add(1);
         }
     }
-}
-
-for_each_isa! {
-    /// Adds results to the residual slab.
-    fn add_residual = add_residual_lanes(block: &Block<'_>, add: &AddResidual<'_>)
 }
 
 /// into = gate · σ(gate) · up, where even panels are gates and odd ones ups.
-#[inline(always)]
-unsafe fn gate_lanes<L: Lanes>(block: &Block<'_>, into: &RowsMut<'_>) {
-    for first_row in block.rows.clone().step_by(TILE_ROWS) {
-        for panel in block.panels.clone().step_by(2) {
-            let (gates, ups) = (block.tile(first_row, panel), block.tile(first_row, panel + 1));
-            // SAFETY: units of two panels keep gate and up together; no other block has these
-            // places; the rows' buffer holds whole row blocks, in which rows are a step apart.
-            unsafe {
-                let into = into.at(first_row, panel / 2 * PANEL);
-                for row in 0..TILE_ROWS {
-                    let (gate, up) =
-                        (L::load(gates.add(row * PANEL)), L::load(ups.add(row * PANEL)));
-                    silu(gate).multiply(up).store_bf16(into.add(row * STEP));
-                    block.fetch();
-                }
-            }
+pub(super) struct Gate<'a> {
+    pub(super) into: RowsMut<'a>,
+}
+
+impl Epilogue for Gate<'_> {
+    /// Column.
+    type Place = usize;
+
+    fn place(&self, unit: &Unit) -> Self::Place {
+        unit.panels.start / 2 * PANEL
+    }
+
+    #[inline(always)]
+    unsafe fn finish<L: Lanes>(&self, &column: &Self::Place, results: RowResults) {
+        // SAFETY: gate and up stay together; the rows' buffer has the row.
+        unsafe {
+            let (gate, up) = (L::load(results.of(0)), L::load(results.of(1)));
+            let into = self.into.at(results.row, column);
+            silu(gate).multiply(up).store_bf16(into);
         }
     }
 }
 
-for_each_isa! {
-    /// Gates the feed-forward's inner activations.
-    fn gate = gate_lanes(block: &Block<'_>, into: &RowsMut<'_>)
-}
-
-/// Where a row's q, k, v go, and its position.
+/// Where a row's q, k, v go, and the cosines and sines of its position.
 #[derive(Clone, Copy)]
 pub(super) struct QkvTarget {
     pub(super) values: *mut bf16,
-    pub(super) position: u32,
+    pub(super) angles: *const f32,
 }
 
 // SAFETY: every target is written by whoever has its heads, and nobody else.
@@ -80,135 +103,149 @@ unsafe impl Send for QkvTarget {}
 // SAFETY: as above.
 unsafe impl Sync for QkvTarget {}
 
-/// Bias, head norms, rotary embedding and rounding of q, k, v.
+/// Bias, head norms, rotary embedding and rounding of q, k, v. Panels of a head come as
+/// [`head_order`] has them.
 pub(super) struct FinishQkv<'a> {
     pub(super) targets: &'a [QkvTarget],
     pub(super) bias: Option<&'a [f32]>,
     pub(super) head_norms: Option<&'a [Vec<f32>; 2]>,
     pub(super) epsilon: f32,
-    pub(super) rope: &'a Rope,
     pub(super) head_dim: usize,
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
 }
 
-#[inline(always)]
-unsafe fn finish_qkv_lanes<L: Lanes>(block: &Block<'_>, finish: &FinishQkv<'_>) {
-    let head_panels = finish.head_dim / PANEL;
-    assert!(block.panels.start.is_multiple_of(head_panels), "heads stay together");
-    for row in block.rows.clone() {
-        for first in block.panels.clone().step_by(head_panels) {
-            let head = Head { block, row, first, finish };
-            // SAFETY: sixteen results lie in every panel; the target row has room for all heads,
-            // and no other block has this one.
-            unsafe { head.finish::<L>(first / head_panels) };
-            block.fetch();
-        }
-    }
-}
-
-/// One head of one row.
-struct Head<'a> {
-    block: &'a Block<'a>,
-    row: usize,
-    /// Its first panel.
-    first: usize,
-    finish: &'a FinishQkv<'a>,
-}
-
-impl Head<'_> {
-    #[inline(always)]
-    unsafe fn finish<L: Lanes>(&self, head: usize) {
-        let finish = self.finish;
-        let panels = finish.head_dim / PANEL;
-        let target = finish.targets[self.row];
-        // SAFETY: as promised by the caller.
-        unsafe {
-            let into = |panel: usize| target.values.add((self.first + panel) * PANEL);
-            if head >= finish.heads + finish.kv_heads {
-                for panel in 0..panels {
-                    self.biased::<L>(panel).store_bf16(into(panel));
-                }
-                return;
-            }
-            let norm = finish
-                .head_norms
-                .map(|norms| (&norms[usize::from(head >= finish.heads)], self.scale::<L>()));
-            let value = |panel: usize| {
-                let value = self.biased::<L>(panel);
-                norm.map_or(value, |(weights, scale)| {
-                    value
-                        .multiply(scale)
-                        .multiply(L::load(weights[panel * PANEL..][..PANEL].as_ptr()))
-                })
-            };
-            let (cosines, sines) = finish.rope.at(target.position);
-            if panels.is_multiple_of(2) {
-                let half = panels / 2;
-                for panel in 0..half {
-                    let (a, b) = (value(panel), value(half + panel));
-                    let cosine = L::load(cosines[panel * PANEL..][..PANEL].as_ptr());
-                    let sine = L::load(sines[panel * PANEL..][..PANEL].as_ptr());
-                    a.multiply(cosine).subtract(b.multiply(sine)).store_bf16(into(panel));
-                    b.multiply(cosine).add(a.multiply(sine)).store_bf16(into(half + panel));
-                }
-                return;
-            }
-            // Pairs straddle vectors where half a head is not a whole number of them.
-            let mut values = [0.0; HEAD_DIM_MAX];
-            for (panel, values) in values.chunks_exact_mut(PANEL).enumerate().take(panels) {
-                value(panel).store(values.as_mut_ptr());
-            }
-            rotate(&mut values[..finish.head_dim], (cosines, sines));
-            for (panel, values) in values.chunks_exact(PANEL).enumerate().take(panels) {
-                L::load(values.as_ptr()).store_bf16(into(panel));
-            }
-        }
+impl FinishQkv<'_> {
+    /// Panels that must stay together: what is rotated, or normed, together.
+    pub(super) fn unit(head_dim: usize, head_norms: bool) -> usize {
+        let panels = head_dim / PANEL;
+        if panels.is_multiple_of(2) && !head_norms { 2 } else { panels }
     }
 
-    /// Results of one panel, bias added.
+    /// Results of one panel, bias added; `place` is the panel's in q, k, v.
     #[inline(always)]
-    unsafe fn biased<L: Lanes>(&self, panel: usize) -> L {
-        let panel = self.first + panel;
+    unsafe fn biased<L: Lanes>(&self, results: RowResults, panel: usize, place: usize) -> L {
         // SAFETY: sixteen results, sixteen biases.
         unsafe {
-            let value = L::load(self.block.at(self.row, panel));
-            self.finish
-                .bias
-                .map_or(value, |bias| value.add(L::load(bias[panel * PANEL..][..PANEL].as_ptr())))
+            let value = L::load(results.of(panel));
+            self.bias.map_or(value, |bias| value.add(L::load(bias[place..][..PANEL].as_ptr())))
         }
     }
 
-    /// 1 / √(mean x² + ε) over the head.
-    #[inline(always)]
-    unsafe fn scale<L: Lanes>(&self) -> L {
+    /// A whole head: normed, and with pairs that straddle vectors where half of it is not a whole number of them.
+    #[inline(never)]
+    unsafe fn finish_head<L: Lanes>(&self, place: &QkvPlace, results: RowResults) {
+        let (mut values, head_dim) = ([0.0; HEAD_DIM_MAX], self.head_dim);
+        let values = &mut values[..head_dim];
+        let target = self.targets[results.row];
+        let panels = head_dim / PANEL;
         // SAFETY: as promised by the caller.
         unsafe {
             let mut sum = L::splat(0.0);
-            for panel in 0..self.finish.head_dim / PANEL {
-                let value = self.biased::<L>(panel);
+            for (panel, values) in values.chunks_exact_mut(PANEL).enumerate() {
+                let start = place.low + panel * PANEL;
+                let value = self.biased::<L>(results, head_order(panel, panels), start);
                 sum = value.multiply_add(value, sum);
+                value.store(values.as_mut_ptr());
             }
-            L::splat(1.0 / (sum.sum() / self.finish.head_dim as f32 + self.finish.epsilon).sqrt())
+            if let (Some(norms), true) = (self.head_norms, place.rotates) {
+                let weights = &norms[usize::from(place.low >= self.heads * head_dim)];
+                let scale = 1.0 / (sum.sum() / head_dim as f32 + self.epsilon).sqrt();
+                for (value, weight) in values.iter_mut().zip(weights) {
+                    *value *= scale * weight;
+                }
+            }
+            if place.rotates {
+                let angles = std::slice::from_raw_parts(target.angles, head_dim);
+                rotate(values, angles.split_at(head_dim / 2));
+            }
+            for (panel, values) in values.chunks_exact(PANEL).enumerate() {
+                let into = target.values.add(place.low + panel * PANEL);
+                L::load(values.as_ptr()).store_bf16(into);
+            }
         }
     }
 }
 
-for_each_isa! {
-    /// Finishes q, k, v.
-    fn finish_qkv = finish_qkv_lanes(block: &Block<'_>, finish: &FinishQkv<'_>)
+/// Where a unit's results go.
+pub(super) struct QkvPlace {
+    /// Where the unit begins in q, k, v, and what it is rotated with.
+    low: usize,
+    high: usize,
+    /// Where the angles of the two begin.
+    cosines: usize,
+    sines: usize,
+    rotates: bool,
+    whole_head: bool,
+}
+
+impl Epilogue for FinishQkv<'_> {
+    type Place = QkvPlace;
+
+    fn place(&self, unit: &Unit) -> QkvPlace {
+        let panels = self.head_dim / PANEL;
+        let (head, first) = (unit.panels.start / panels, unit.panels.start % panels);
+        let (start, half) = (head * self.head_dim, self.head_dim / 2);
+        let cosines = first / 2 * PANEL;
+        QkvPlace {
+            low: start + cosines,
+            high: start + half + cosines,
+            cosines,
+            sines: half + cosines,
+            rotates: head < self.heads + self.kv_heads,
+            whole_head: !panels.is_multiple_of(2) || self.head_norms.is_some(),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn finish<L: Lanes>(&self, place: &QkvPlace, results: RowResults) {
+        // SAFETY: as promised by the caller: sixteen results in every panel, room for all heads in
+        // the target, and as many angles as a head has values.
+        unsafe {
+            if place.whole_head {
+                return self.finish_head::<L>(place, results);
+            }
+            let target = self.targets[results.row];
+            let into = target.values;
+            // The same of the next head.
+            fetch(into.wrapping_add(self.head_dim + place.low));
+            fetch(into.wrapping_add(self.head_dim + place.high));
+            let a = self.biased::<L>(results, 0, place.low);
+            let b = self.biased::<L>(results, 1, place.high);
+            if !place.rotates {
+                a.store_bf16(into.add(place.low));
+                b.store_bf16(into.add(place.high));
+                return;
+            }
+            let cosine = L::load(target.angles.add(place.cosines));
+            let sine = L::load(target.angles.add(place.sines));
+            a.multiply(cosine).subtract(b.multiply(sine)).store_bf16(into.add(place.low));
+            b.multiply(cosine).add(a.multiply(sine)).store_bf16(into.add(place.high));
+        }
+    }
 }
 
 /// Copies results into (rows, vocab) logits.
-pub(super) fn store_logits(block: &Block<'_>, logits: &SharedMut<'_, f32>, vocab: usize) {
-    for row in block.rows.clone() {
-        for panel in block.panels.clone() {
-            let len = PANEL.min(vocab - panel * PANEL);
-            // SAFETY: sixteen results lie at the source; no other block has these logits.
-            unsafe {
-                let into = logits.part(row * vocab + panel * PANEL, len);
-                std::ptr::copy_nonoverlapping(block.at(row, panel), into.as_mut_ptr(), len);
-            }
+pub(super) struct StoreLogits<'a> {
+    pub(super) logits: SharedMut<'a, f32>,
+    pub(super) vocab: usize,
+}
+
+impl Epilogue for StoreLogits<'_> {
+    /// Tokens.
+    type Place = Range<usize>;
+
+    fn place(&self, unit: &Unit) -> Self::Place {
+        unit.panels.start * PANEL..(unit.panels.end * PANEL).min(self.vocab)
+    }
+
+    #[inline(always)]
+    unsafe fn finish<L: Lanes>(&self, tokens: &Self::Place, results: RowResults) {
+        let into = self.logits.place(results.row * self.vocab + tokens.start, tokens.len());
+        for start in (0..tokens.len()).step_by(PANEL) {
+            let len = PANEL.min(tokens.len() - start);
+            // SAFETY: sixteen results lie at the source; these logits are nobody else's.
+            unsafe { ptr::copy_nonoverlapping(results.of(start / PANEL), into.add(start), len) };
         }
     }
 }
@@ -246,23 +283,29 @@ pub(super) struct FindBest<'a> {
     pub(super) vocab: usize,
 }
 
-#[inline(always)]
-unsafe fn find_best_lanes<L: Lanes>(block: &Block<'_>, find: &FindBest<'_>) {
-    for row in block.rows.clone() {
-        block.fetch();
+impl Epilogue for FindBest<'_> {
+    /// First of the task's places, and panels.
+    type Place = (usize, Range<usize>);
+
+    fn place(&self, unit: &Unit) -> Self::Place {
+        (unit.task * self.rows, unit.panels.clone())
+    }
+
+    #[inline(always)]
+    unsafe fn finish<L: Lanes>(&self, (start, unit): &Self::Place, results: RowResults) {
         // SAFETY: no other task has this row and number.
-        let [best] = (unsafe { find.bests.part(block.index * find.rows + row, 1) }) else {
+        let [best] = (unsafe { self.bests.part(start + results.row, 1) }) else {
             unreachable!("one was asked for")
         };
         // SAFETY: sixteen results at every place, sixteen lanes in the arrays.
         unsafe {
             let (mut logits, mut panels) =
                 (L::load(best.logits.as_ptr()), L::load(best.panels.as_ptr()));
-            for panel in block.panels.clone() {
-                let mut here = L::load(block.at(row, panel));
-                if (panel + 1) * PANEL > find.vocab {
+            for panel in unit.clone() {
+                let mut here = L::load(results.of(panel - unit.start));
+                if (panel + 1) * PANEL > self.vocab {
                     let mut lanes = here.to_array();
-                    lanes[find.vocab % PANEL..].fill(f32::NEG_INFINITY);
+                    lanes[self.vocab % PANEL..].fill(f32::NEG_INFINITY);
                     here = L::load(lanes.as_ptr());
                 }
                 panels = here.if_greater(logits, L::splat(panel as f32), panels);
@@ -272,9 +315,4 @@ unsafe fn find_best_lanes<L: Lanes>(block: &Block<'_>, find: &FindBest<'_>) {
             panels.store(best.panels.as_mut_ptr());
         }
     }
-}
-
-for_each_isa! {
-    /// Finds each row's likeliest token of a block.
-    fn find_best = find_best_lanes(block: &Block<'_>, find: &FindBest<'_>)
 }

@@ -24,6 +24,8 @@ pub(super) struct Panels {
 pub(super) enum Sources<'a> {
     /// One below the other.
     Stacked(&'a [(Tensor, usize)]),
+    /// Likewise, and of heads of so many panels, in their own order.
+    Heads(&'a [(Tensor, usize)], usize),
     /// A panel of the first, a panel of the second, and so on; both of the same height.
     Interleaved([Tensor; 2], usize),
 }
@@ -37,28 +39,28 @@ impl Panels {
         inputs: usize,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, ComputeError> {
-        // (tensor, its rows, first panel, panels between its panels)
-        let parts: Vec<(Tensor, usize, usize, usize)> = match sources {
-            Sources::Interleaved(tensors, rows) => tensors
-                .into_iter()
-                .enumerate()
-                .map(|(index, tensor)| (tensor, rows, index, 2))
-                .collect(),
-            Sources::Stacked(tensors) => {
-                let mut first = 0;
-                let place = |&(tensor, rows): &(Tensor, usize)| {
-                    let part = (tensor, rows, first, 1);
-                    first += rows.div_ceil(PANEL);
-                    part
-                };
-                tensors.iter().map(place).collect()
+        // (tensor, its rows, its first panel, panels between its panels, panels of a head)
+        let stacked = |tensors: &[(Tensor, usize)], head: usize| {
+            let mut first = 0;
+            let place = |&(tensor, rows): &(Tensor, usize)| {
+                let part = (tensor, rows, first, 1, head);
+                first += rows.div_ceil(PANEL);
+                part
+            };
+            tensors.iter().map(place).collect::<Vec<_>>()
+        };
+        let parts = match sources {
+            Sources::Stacked(tensors) => stacked(tensors, 1),
+            Sources::Heads(tensors, head) => stacked(tensors, head),
+            Sources::Interleaved([one, other], rows) => {
+                vec![(one, rows, 0, 2, 1), (other, rows, 1, 2, 1)]
             }
         };
         let panels: usize = parts.iter().map(|part| part.1.div_ceil(PANEL)).sum();
         let padded = inputs.next_multiple_of(STEP);
         let mut values = arena.zeroed("weights", panels * PANEL * padded)?;
         let shared = SharedMut::new(&mut values);
-        for (tensor, rows, first, stride) in parts {
+        for (tensor, rows, first, stride, head) in parts {
             let failure = Mutex::new(None);
             threads.for_each(rows.div_ceil(PANEL * READ_PANELS), |chunk| {
                 let start = chunk * PANEL * READ_PANELS;
@@ -69,7 +71,9 @@ impl Panels {
                     return;
                 }
                 for (index, rows) in read.chunks(PANEL * inputs).enumerate() {
-                    let panel = first + stride * (chunk * READ_PANELS + index);
+                    let panel = chunk * READ_PANELS + index;
+                    let in_order = panel - panel % head + head_order(panel % head, head);
+                    let panel = first + stride * in_order;
                     // SAFETY: every panel is written once, from one chunk.
                     let into = unsafe { shared.part(panel * PANEL * padded, PANEL * padded) };
                     pack_panel(rows, inputs, into);
@@ -111,6 +115,12 @@ impl Panels {
             }
         }
     }
+}
+
+/// Where the weights of a head have its panel `panel` of `panels`: what is rotated together stands
+/// together, a panel of the first half and one of the second, unless half a head is not whole panels.
+pub(super) fn head_order(panel: usize, panels: usize) -> usize {
+    if panels.is_multiple_of(2) { 2 * (panel % (panels / 2)) + panel / (panels / 2) } else { panel }
 }
 
 /// `rows` is (up to 16, inputs), `into` a zeroed panel.

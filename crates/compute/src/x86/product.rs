@@ -1,20 +1,20 @@
 //! Blocking of a product: which thread multiplies what, in pieces that fit its caches, and when the
-//! epilogue sees the result.
+//! epilogue sees the results.
 //!
 //! Whatever the blocking, an output is one chain of sums over k in order: pieces of k go on from
 //! the f32 that the piece before left, so a row's bits depend on nothing but the row.
 
 use super::amx::{self, Tiles};
+use super::epilogue::Epilogue;
+use super::for_each_isa;
+use super::lanes::Lanes;
 use super::pack::Panels;
-use super::tiles::{PANEL, RESULT_TILE, Rows, TILE, TILE_ROWS};
+use super::tiles::{PANEL, RESULT_TILE, Rows, STEP, TILE, TILE_ROWS};
 use super::vector;
-use crate::memory::{Arena, LINE_BYTES, Memory, SharedMut};
+use crate::memory::{Arena, Memory, SharedMut};
 use crate::{ComputeError, Isa, Threads};
 use half::bf16;
-use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-use std::cell::Cell;
 use std::ops::Range;
-use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Steps of k for which a pair of panels stays in the first-level cache (40 KiB of 48).
@@ -22,127 +22,163 @@ const STEPS_IN_CACHE: usize = 20;
 /// Steps of a piece where k is in several: a little less, because results pass through as well.
 const STEPS_OF_PIECE: usize = 16;
 /// Rows of one pair of row blocks: with no more, weights are used once and need not stay anywhere.
-const ROWS_OF_PAIR: usize = 2 * TILE_ROWS;
+pub(super) const ROWS_OF_PAIR: usize = 2 * TILE_ROWS;
 /// Steps of k at a time where weights are used once: a pair of panels is fetched ahead of its use
 /// and must fit the second-level cache (256 KiB of 2 MiB).
 const STEPS_ONCE: usize = 128;
-/// Bytes of the left operand that stay in the second-level cache where k is one piece.
-const LEFT_BYTES: usize = 640 << 10;
-/// Rows at a time where k is in pieces: the left operand's piece, the one after, and the results
-/// share the second-level cache.
+/// Bytes of the left operand that stay in the second-level cache, with all of k.
+const LEFT_BYTES: usize = 800 << 10;
+/// Rows at a time where the left operand does not stay: a piece of it, the one after, and the
+/// results of many panels share the second-level cache.
 const ROWS_IN_PIECES: usize = 256;
-/// Values of a thread's block of results: 768 KiB of its second-level cache.
+/// Values of a thread's results: 768 KiB of its second-level cache.
 const RESULTS_MAX: usize = 192 << 10;
-/// Values that may be read past a block of results: one pair of row blocks and panels.
-const RESULTS_PAST: usize = 4 * RESULT_TILE;
-/// Rows with which the products are too short for all that comes after them to be fetched meanwhile, and the epilogues long
-/// enough to help.
-const ROWS_FETCH_LESS: Range<usize> = 96..160;
-/// Blocks for each thread, where there is enough to share: the last to finish is waited for.
+/// Values of the results of a pair of row blocks and a pair of panels.
+const RESULTS_OF_PAIR: usize = 4 * RESULT_TILE;
+/// Blocks for each of several threads, where there is enough to share: the last to finish is waited for.
 const BLOCKS_PER_THREAD: usize = 4;
 
-/// One piece of a product for the innermost loops.
-pub(super) struct Chunk {
+/// All rows of a task against a pair of panels, or the last one of an odd number, and a piece of k.
+pub(super) struct Strip {
     /// First tile of the left operand, and values from one row block to the next.
     pub(super) left: *const bf16,
     pub(super) left_block: usize,
-    pub(super) rows: usize,
-    /// First step of the first panel, and values from one panel to the next.
-    pub(super) right: *const bf16,
-    pub(super) right_panel: usize,
-    pub(super) panels: usize,
+    pub(super) rows: Range<usize>,
+    /// Twice the same, where there is but one panel; its results come twice then, too.
+    pub(super) right: [*const bf16; 2],
     /// Steps of k, at least one.
     pub(super) steps: usize,
-    /// As `result_tile` has it.
-    pub(super) result: *mut f32,
-    /// Whether sums go on from what `result` holds, or start at zero.
+    /// Whether sums go on from the results so far, or start at zero.
     pub(super) accumulate: bool,
-    /// Weights wanted after the chunk's last panels, laid out as the chunk's own. May lie past the
-    /// weights' end: it is for prefetches only.
-    pub(super) after: *const bf16,
-    /// Whether what comes after is in one piece, and the epilogue fetches what the products leave of it.
-    pub(super) fetches_less: bool,
+    /// What the next strip wants of its panels. May lie past the weights' end: it is for prefetches only.
+    pub(super) ahead: [*const bf16; 2],
+    /// [pair of row blocks][2 row blocks][2 panels][16 rows][16 outputs], or of one pair after the other.
+    results: *mut f32,
+    one_pair: bool,
+    /// The unit that the strip finishes, and its results from the first pair of panels on.
+    finishes: Option<(Unit, *const f32)>,
 }
 
-impl Chunk {
-    /// A panel of the chunk, or of what comes after it.
-    pub(super) fn panel(&self, panel: usize) -> *const bf16 {
-        let whole = self.panels.next_multiple_of(2);
-        let (first, panel) =
-            if panel < whole { (self.right, panel) } else { (self.after, panel - whole) };
-        first.wrapping_add(panel * self.right_panel)
+impl Strip {
+    /// Pairs of row blocks; of the last one the second may be missing.
+    pub(super) fn pairs(&self) -> usize {
+        self.rows.len().div_ceil(ROWS_OF_PAIR)
     }
 
-    /// Where a tile of results begins.
-    pub(super) fn result_tile(&self, block: usize, panel: usize) -> usize {
-        result_tile(self.rows, block, panel)
+    /// Where the results of a pair of row blocks go.
+    pub(super) fn results(&self, pair: usize) -> *mut f32 {
+        self.results.wrapping_add(self.place(pair))
+    }
+
+    fn place(&self, pair: usize) -> usize {
+        if self.one_pair { 0 } else { pair * RESULTS_OF_PAIR }
     }
 }
 
-/// Where the results of a row block and a panel begin, for a block of so many rows:
-/// [pair of panels][pair of row blocks][2 row blocks][2 panels][16 rows][16 outputs].
-#[inline(always)]
-fn result_tile(rows: usize, block: usize, panel: usize) -> usize {
-    let pair = panel / 2 * rows.div_ceil(ROWS_OF_PAIR) + block / 2;
-    (4 * pair + 2 * (block % 2) + panel % 2) * RESULT_TILE
-}
-
-/// A finished block of results.
-pub(super) struct Block<'a> {
-    /// Rows of the batch; the first is a multiple of 16.
-    pub(super) rows: Range<usize>,
-    /// Panels of the weights.
+/// Panels of the weights that stay together, in one task.
+pub(super) struct Unit {
     pub(super) panels: Range<usize>,
     /// The task's number among those with the same rows.
-    pub(super) index: usize,
-    /// As `result_tile` has it.
-    values: &'a [f32],
-    /// Weights that will be wanted next and are fetched little by little, up to an end.
-    ahead: Cell<*const u8>,
-    ahead_end: *const u8,
+    pub(super) task: usize,
 }
 
-impl Block<'_> {
-    /// Fetches a little more of what will be wanted next: an epilogue calls it now and then, for memory must not stand
-    /// idle while it works.
+/// Finished results of one row and a unit.
+#[derive(Clone, Copy)]
+pub(super) struct RowResults {
+    /// Row of the batch.
+    pub(super) row: usize,
+    /// Results of the first pair of panels, and values from one to the next.
+    values: *const f32,
+    values_pair: usize,
+}
+
+impl RowResults {
+    /// Sixteen results: those of the unit's first panel, of the second, and so on.
     #[inline(always)]
-    pub(super) fn fetch(&self) {
-        let next = self.ahead.get();
-        if next < self.ahead_end {
-            // SAFETY: prefetches read nothing.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T1>(next.cast());
-                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(LINE_BYTES).cast());
+    pub(super) fn of(&self, panel: usize) -> *const f32 {
+        self.values.wrapping_add(panel / 2 * self.values_pair + panel % 2 * RESULT_TILE)
+    }
+}
+
+/// Finished results of a pair of row blocks on which the epilogue works while the next are made: on a
+/// row of the first block and the same of the second at a time.
+pub(super) struct Pending<'a, E: Epilogue> {
+    epilogue: &'a E,
+    place: Option<E::Place>,
+    /// First row of the batch, and how many there are.
+    first: usize,
+    rows: usize,
+    /// Rows of each block that are done.
+    done: usize,
+    values: *const f32,
+    values_pair: usize,
+}
+
+impl<'a, E: Epilogue> Pending<'a, E> {
+    fn none(epilogue: &'a E) -> Self {
+        let values = std::ptr::null();
+        Self { epilogue, place: None, first: 0, rows: 0, done: 0, values, values_pair: 0 }
+    }
+
+    /// Does some rows of each block, where some are left.
+    ///
+    /// # Safety
+    /// The machine has the instruction set of `L`.
+    #[inline(always)]
+    pub(super) unsafe fn advance<L: Lanes>(&mut self, rows: usize) {
+        let Some(place) = &self.place else { return };
+        let end = (self.done + rows).min(self.rows).min(TILE_ROWS);
+        for index in self.done..end {
+            let mut results = RowResults {
+                row: self.first + index,
+                values: self.values.wrapping_add(index * PANEL),
+                values_pair: self.values_pair,
+            };
+            // SAFETY: as promised by the caller; the results are there.
+            unsafe { self.epilogue.finish::<L>(place, results) };
+            if index + TILE_ROWS < self.rows {
+                results.row += TILE_ROWS;
+                results.values = results.values.wrapping_add(2 * RESULT_TILE);
+                // SAFETY: as above.
+                unsafe { self.epilogue.finish::<L>(place, results) };
             }
-            self.ahead.set(next.wrapping_add(2 * LINE_BYTES));
+        }
+        self.done = end;
+    }
+
+    /// Does all that is left to do.
+    ///
+    /// # Safety
+    /// As `advance`.
+    #[inline(always)]
+    pub(super) unsafe fn finish<L: Lanes>(&mut self) {
+        // SAFETY: as promised by the caller.
+        unsafe { self.advance::<L>(TILE_ROWS) };
+    }
+
+    /// Takes up what the results of a pair of row blocks finish, with nothing else left to do.
+    pub(super) fn take(&mut self, strip: &Strip, pair: usize) {
+        debug_assert_eq!(self.done, self.rows.min(TILE_ROWS), "rows of the results before");
+        if let Some((unit, values)) = &strip.finishes {
+            self.place = Some(self.epilogue.place(unit));
+            self.first = strip.rows.start + pair * ROWS_OF_PAIR;
+            self.rows = (strip.rows.end - self.first).min(ROWS_OF_PAIR);
+            self.done = 0;
+            self.values = values.wrapping_add(strip.place(pair));
+            self.values_pair = strip.pairs() * RESULTS_OF_PAIR;
         }
     }
-
-    /// Sixteen results: row of the batch, panel of the weights.
-    #[inline(always)]
-    pub(super) fn at(&self, row: usize, panel: usize) -> *const f32 {
-        let row_of_tile = (row - self.rows.start) % TILE_ROWS;
-        self.tile(row - row_of_tile, panel).wrapping_add(row_of_tile * PANEL)
-    }
-
-    /// A whole tile, [16 rows][16 outputs], from its first row on. Rows past the block's last hold
-    /// nothing of use, but are there.
-    #[inline(always)]
-    pub(super) fn tile(&self, row: usize, panel: usize) -> *const f32 {
-        let (row, panel) = (row - self.rows.start, panel - self.panels.start);
-        let tile = result_tile(self.rows.len(), row / TILE_ROWS, panel);
-        self.values[tile..][..RESULT_TILE].as_ptr()
-    }
 }
 
-/// How a product is cut into tasks, and a task into chunks.
+/// How a product is cut into tasks, and a task into strips.
 pub(super) struct Blocking {
     /// Rows of a task.
     rows: usize,
     /// Steps of a piece of k.
     steps: usize,
-    /// Whether k is one piece: then results need no place to wait for the next.
-    whole: bool,
+    /// Whether the left operand stays in the cache with all of k, so that a few panels are finished
+    /// before the next begin. Else all panels of a task meet one piece of k after the other.
+    stays: bool,
     /// Panels that stay together, and how many such units there are.
     unit: usize,
     units: usize,
@@ -160,9 +196,9 @@ impl Blocking {
         } else {
             weights.steps().div_ceil(STEPS_OF_PIECE)
         };
-        let whole = pieces == 1;
-        let rows_max =
-            if whole { LEFT_BYTES / (weights.steps() * TILE_ROWS) / 4 } else { ROWS_IN_PIECES };
+        let rows_max = LEFT_BYTES / (weights.steps() * STEP * size_of::<bf16>());
+        let stays = pieces == 1 || rows.min(ROWS_IN_PIECES) <= rows_max;
+        let rows_max = if stays { rows_max } else { ROWS_IN_PIECES };
         let rows_max = (rows_max / ROWS_OF_PAIR).max(1) * ROWS_OF_PAIR;
         // Even ranges, rather than a last one of few rows.
         let rows = rows
@@ -170,10 +206,12 @@ impl Blocking {
             .next_multiple_of(ROWS_OF_PAIR)
             .max(ROWS_OF_PAIR);
         let units = weights.panels().div_ceil(unit);
-        let units_max = if whole { units } else { (RESULTS_MAX / rows / PANEL / unit).max(1) };
-        let blocks = units.div_ceil(units_max).max(threads * BLOCKS_PER_THREAD);
+        let unit_results = rows * PANEL * unit.next_multiple_of(2);
+        let units_max = if stays { units } else { (RESULTS_MAX / unit_results).max(1) };
+        let share = if threads == 1 { 1 } else { threads * BLOCKS_PER_THREAD };
+        let blocks = units.div_ceil(units_max).max(share);
         let blocks = blocks.next_multiple_of(threads).min(units).max(1);
-        Self { rows, steps: weights.steps().div_ceil(pieces), whole, unit, units, blocks }
+        Self { rows, steps: weights.steps().div_ceil(pieces), stays, unit, units, blocks }
     }
 
     fn panels(&self, block: usize, panels: usize) -> Range<usize> {
@@ -182,7 +220,7 @@ impl Blocking {
     }
 }
 
-/// How products are run: the instruction set, and each thread's block of results.
+/// How products are run: the instruction set, and each thread's results.
 pub(super) struct Multiplier {
     pub(super) isa: Isa,
     results: Vec<Memory<f32>>,
@@ -202,24 +240,27 @@ impl Multiplier {
         threads: usize,
         unit_max: usize,
     ) -> Result<Self, ComputeError> {
-        let rows_max = LEFT_BYTES / TILE_ROWS / 4;
-        let room = RESULTS_MAX.max(rows_max * PANEL * unit_max.next_multiple_of(2)) + RESULTS_PAST;
+        let rows_max = LEFT_BYTES / (STEP * size_of::<bf16>());
+        let room = RESULTS_MAX.max(rows_max * PANEL * unit_max.next_multiple_of(2));
         let results: Result<_, _> =
             (0..threads).map(|_| arena.zeroed("product results", room)).collect();
         let taken = (0..threads).map(|_| Taken(AtomicUsize::new(0))).collect();
         Ok(Self { isa, results: results?, taken })
     }
 
-    /// Multiplies `rows` rows with all panels; `epilogue` sees every result once, in blocks, on the
-    /// thread that made them.
-    pub(super) fn run(
+    /// Multiplies `rows` rows with all panels; `epilogue` sees every result once, on the thread
+    /// that made it.
+    ///
+    /// # Safety
+    /// The machine has the instruction set; `epilogue` may be called for all rows and panels.
+    pub(super) unsafe fn run(
         &mut self,
         threads: &Threads,
         left: Rows,
         rows: usize,
         weights: &Panels,
         blocking: &Blocking,
-        epilogue: impl Fn(&Block<'_>) + Sync,
+        epilogue: &impl Epilogue,
     ) {
         assert_eq!(left.steps, weights.steps(), "steps of the left operand and of the weights");
         let row_ranges = rows.div_ceil(blocking.rows);
@@ -234,7 +275,7 @@ impl Multiplier {
             let [results] = (unsafe { results.part(thread, 1) }) else {
                 unreachable!("one was asked for")
             };
-            // SAFETY: the constructor's caller made sure that the machine has the instruction set.
+            // SAFETY: the caller promised that the machine has the instruction set.
             let _tiles = (isa == Isa::Amx).then(|| unsafe { Tiles::whole() });
             // Its own share of the tasks in order, so that what follows can be fetched ahead; then
             // what others have left.
@@ -251,13 +292,14 @@ impl Multiplier {
                     let task = Task {
                         rows: start..(start + blocking.rows).min(rows),
                         panels: blocking.panels(block, weights.panels()),
-                        index: block,
+                        number: block,
                         isa,
                         left,
                         weights,
                         blocking,
                     };
-                    task.run(results, &epilogue);
+                    // SAFETY: as promised by the caller.
+                    unsafe { task.run(results, epilogue) };
                 }
             }
         });
@@ -268,88 +310,134 @@ impl Multiplier {
 struct Task<'a> {
     rows: Range<usize>,
     panels: Range<usize>,
-    index: usize,
+    number: usize,
     isa: Isa,
     left: Rows,
     weights: &'a Panels,
     blocking: &'a Blocking,
 }
 
+/// Where a strip stands in its task.
+struct Place {
+    /// Panels that stay together, and how many pairs before them share the results.
+    unit: Range<usize>,
+    pairs_before: usize,
+    panels: Range<usize>,
+    /// Steps of k.
+    steps: Range<usize>,
+}
+
+/// `range` in pieces.
+fn pieces(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(len).map(move |start| start..(start + len).min(end))
+}
+
 impl Task<'_> {
-    fn run(&self, results: &mut [f32], epilogue: &impl Fn(&Block<'_>)) {
-        if self.panels.is_empty() {
-            return;
-        }
-        if !self.blocking.whole {
-            for start in (0..self.left.steps).step_by(self.blocking.steps) {
-                self.multiply(&self.panels, start, results);
+    /// All strips in order.
+    fn places(&self) -> impl Iterator<Item = Place> {
+        let Blocking { steps: piece, stays, unit, .. } = *self.blocking;
+        let steps = self.left.steps;
+        let together = if stays { unit } else { self.panels.len() };
+        let unit_pairs = unit.div_ceil(2);
+        pieces(self.panels.clone(), together.max(1)).flat_map(move |panels| {
+            pieces(0..steps, piece).flat_map(move |steps| {
+                pieces(panels.clone(), unit).enumerate().flat_map(move |(index, unit)| {
+                    let (steps, pairs_before) = (steps.clone(), index * unit_pairs);
+                    pieces(unit.clone(), 2).map(move |panels| Place {
+                        unit: unit.clone(),
+                        pairs_before,
+                        panels,
+                        steps: steps.clone(),
+                    })
+                })
+            })
+        })
+    }
+
+    /// # Safety
+    /// As `Multiplier::run`.
+    unsafe fn run(&self, results: &mut [f32], epilogue: &impl Epilogue) {
+        let results_pair = self.rows.len().div_ceil(ROWS_OF_PAIR) * RESULTS_OF_PAIR;
+        let mut pending = Pending::none(epilogue);
+        let mut places = self.places().peekable();
+        while let Some(place) = places.next() {
+            let ahead = match places.peek() {
+                Some(next) => self.right(next),
+                None => [0, 1].map(|panel| self.first_of(self.panels.end + panel)),
+            };
+            let last = place.steps.end == self.left.steps && place.panels.end == place.unit.end;
+            let of_unit = &mut results[place.pairs_before * results_pair..]
+                [..place.unit.len().div_ceil(2) * results_pair];
+            let strip = Strip {
+                // SAFETY: tiles inside the left operand; whoever made it has room for all rows.
+                left: unsafe {
+                    let tile = self.rows.start / TILE_ROWS * self.left.steps + place.steps.start;
+                    self.left.pointer.add(tile * TILE)
+                },
+                left_block: self.left.steps * TILE,
+                rows: self.rows.clone(),
+                right: self.right(&place),
+                steps: place.steps.len(),
+                accumulate: place.steps.start > 0,
+                ahead,
+                results: of_unit[(place.panels.start - place.unit.start) / 2 * results_pair..]
+                    .as_mut_ptr(),
+                one_pair: place.steps.len() == self.left.steps && place.unit.len() <= 2,
+                finishes: last.then(|| {
+                    (Unit { panels: place.unit.clone(), task: self.number }, of_unit.as_ptr())
+                }),
+            };
+            // SAFETY: the strip lies inside its operands; the machine has the instruction set.
+            unsafe {
+                match self.isa {
+                    Isa::Amx => amx::multiply(&strip, &mut pending),
+                    isa => multiply_vectors(isa, &strip, &mut pending),
+                }
             }
-            epilogue(&self.block(self.panels.clone(), results, [ptr::null(); 2]));
-            return;
         }
-        let unit = self.blocking.unit.max(2);
-        for panel in self.panels.clone().step_by(unit) {
-            let panels = panel..(panel + unit).min(self.panels.end);
-            let ahead = self.multiply(&panels, 0, results);
-            epilogue(&self.block(panels, results, ahead));
-        }
+        // SAFETY: as promised by the caller.
+        unsafe { finish(self.isa, &mut pending) };
     }
 
-    fn block<'a>(
-        &self,
-        panels: Range<usize>,
-        values: &'a [f32],
-        [ahead, ahead_end]: [*const u8; 2],
-    ) -> Block<'a> {
-        let (rows, index) = (self.rows.clone(), self.index);
-        Block { rows, panels, index, values, ahead: Cell::new(ahead), ahead_end }
+    fn first_of(&self, panel: usize) -> *const bf16 {
+        self.weights.panel(0).wrapping_add(panel * self.weights.steps() * TILE)
     }
 
-    /// Multiplies all rows of the task, some panels and one piece of k. Returns what the epilogue should fetch meanwhile.
-    fn multiply(&self, panels: &Range<usize>, start: usize, results: &mut [f32]) -> [*const u8; 2] {
-        let (left, weights) = (self.left, self.weights);
-        let needed =
-            result_tile(self.rows.len(), 0, panels.len().next_multiple_of(2)) + RESULTS_PAST;
-        assert!(needed <= results.len(), "{needed} results in a block of {}", results.len());
-        let steps = (left.steps - start).min(self.blocking.steps);
-        let right_panel = weights.steps() * TILE;
-        let first = weights.panel(self.panels.start);
-        // After these panels come the next ones, or the next piece of the task's first.
-        let after = if start + steps < left.steps {
-            first.wrapping_add((start + steps) * TILE)
-        } else {
-            first.wrapping_add((panels.end - self.panels.start) * right_panel)
-        };
-        let chunk = Chunk {
-            // SAFETY: tiles inside the left operand; whoever made it has room for all rows.
-            left: unsafe {
-                left.pointer.add((self.rows.start / TILE_ROWS * left.steps + start) * TILE)
-            },
-            left_block: left.steps * TILE,
-            rows: self.rows.len(),
-            // SAFETY: `panel` checks the panel; `start` is below its steps.
-            right: unsafe { weights.panel(panels.start).add(start * TILE) },
-            right_panel,
-            panels: panels.len(),
-            steps,
-            result: results.as_mut_ptr(),
-            accumulate: start > 0,
-            after,
-            fetches_less: self.isa == Isa::Amx
-                && self.blocking.whole
-                && ROWS_FETCH_LESS.contains(&self.rows.len()),
-        };
-        // SAFETY: the chunk lies inside its operands, and the machine has the instruction set.
+    /// What a strip wants of its panels.
+    fn right(&self, place: &Place) -> [*const bf16; 2] {
+        [place.panels.start, place.panels.end - 1]
+            .map(|panel| self.first_of(panel).wrapping_add(place.steps.start * TILE))
+    }
+}
+
+#[inline(always)]
+unsafe fn multiply_vectors_lanes<L: Lanes, E: Epilogue>(
+    strip: &Strip,
+    pending: &mut Pending<'_, E>,
+) {
+    for pair in 0..strip.pairs() {
+        // SAFETY: as promised by the caller.
         unsafe {
-            match self.isa {
-                Isa::Amx => amx::multiply(&chunk),
-                _ => vector::multiply(self.isa, &chunk),
-            }
+            vector::multiply::<L>(strip, pair);
+            pending.take(strip, pair);
+            pending.finish::<L>();
         }
-        if !chunk.fetches_less {
-            return [ptr::null(); 2];
-        }
-        let end = after.wrapping_add(2 * right_panel);
-        [after.wrapping_byte_add(amx::fetched_bytes(&chunk)).cast(), end.cast()]
     }
+}
+
+for_each_isa! {
+    /// Multiplies a strip, and finishes what it finishes.
+    fn multiply_vectors<E: Epilogue> = multiply_vectors_lanes(strip: &Strip, pending: &mut Pending<'_, E>)
+}
+
+#[inline(always)]
+unsafe fn finish_lanes<L: Lanes, E: Epilogue>(pending: &mut Pending<'_, E>) {
+    // SAFETY: as promised by the caller.
+    unsafe { pending.finish::<L>() };
+}
+
+for_each_isa! {
+    /// Does all that is left to do.
+    fn finish<E: Epilogue> = finish_lanes(pending: &mut Pending<'_, E>)
 }

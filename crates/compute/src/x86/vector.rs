@@ -3,9 +3,8 @@
 //! result[row][output] (+)= Σ over pairs of left[row][pair] · right[pair][output], each sum one chain
 //! in the order of the pairs, whatever rows and panels it shares its registers with.
 
-use super::for_each_isa;
 use super::lanes::Lanes;
-use super::product::Chunk;
+use super::product::{ROWS_OF_PAIR, Strip};
 use super::tiles::{PANEL, RESULT_TILE, STEP, TILE, TILE_ROWS};
 use half::bf16;
 
@@ -115,30 +114,25 @@ unsafe fn dot_some_rows<L: Lanes, const ROWS: usize, const PANELS: usize>(
     }
 }
 
+/// One pair of row blocks of a strip.
 #[inline(always)]
-unsafe fn multiply_lanes<L: Lanes>(chunk: &Chunk) {
-    for panel in (0..chunk.panels).step_by(2) {
-        for block in 0..chunk.rows.div_ceil(TILE_ROWS) {
-            // SAFETY: blocks and panels inside the chunk that the caller describes; results of a
-            // pair of panels stand side by side.
-            unsafe {
-                dot_rows::<L>(&DotRows {
-                    left: chunk.left.add(block * chunk.left_block),
-                    rows: (chunk.rows - block * TILE_ROWS).min(TILE_ROWS),
-                    right: chunk.right.add(panel * chunk.right_panel),
-                    right_pair: 2 * PANEL,
-                    right_panel: chunk.right_panel,
-                    panels: (chunk.panels - panel).min(2),
-                    pairs: chunk.steps * STEP / 2,
-                    result: chunk.result.add(chunk.result_tile(block, panel)),
-                    accumulate: chunk.accumulate,
-                });
-            }
+pub(super) unsafe fn multiply<L: Lanes>(strip: &Strip, pair: usize) {
+    let rows = strip.rows.len() - pair * ROWS_OF_PAIR;
+    for block in 0..rows.div_ceil(TILE_ROWS).min(2) {
+        // SAFETY: the strip's operands are live, by the caller's promise; the results of a row block and
+        // a pair of panels stand side by side.
+        unsafe {
+            dot_rows::<L>(&DotRows {
+                left: strip.left.add((2 * pair + block) * strip.left_block),
+                rows: (rows - block * TILE_ROWS).min(TILE_ROWS),
+                right: strip.right[0],
+                right_pair: 2 * PANEL,
+                right_panel: strip.right[1].offset_from_unsigned(strip.right[0]),
+                panels: 1 + usize::from(strip.right[1] != strip.right[0]),
+                pairs: strip.steps * STEP / 2,
+                result: strip.results(pair).add(2 * block * RESULT_TILE),
+                accumulate: strip.accumulate,
+            });
         }
     }
-}
-
-for_each_isa! {
-    /// Multiplies one chunk of a product.
-    fn multiply = multiply_lanes(chunk: &Chunk)
 }

@@ -1,6 +1,8 @@
 //! Tier 1's work on x86-64: packed weights, the residual slab, and the products between them.
 
-use super::epilogue::{self, AddResidual, Best, FindBest, FinishQkv, QkvTarget, better};
+use super::epilogue::{
+    AddResidual, Best, FindBest, FinishQkv, Gate, QkvTarget, StoreLogits, better,
+};
 use super::norm::{NormRow, copy_row, norm_row};
 use super::pack::{Panels, Sources};
 use super::product::{Blocking, Multiplier};
@@ -171,22 +173,18 @@ impl X86Weights {
         let slab = SharedMut::new(&mut self.slab);
         let add = AddResidual { slab, stride: self.stride, rows: &self.rows };
         let blocking = Blocking::new(self.rows.len(), weights, 2, self.threads.count());
-        let isa = self.multiplier.isa;
-        self.multiplier.run(&self.threads, left, self.rows.len(), weights, &blocking, |block| {
-            // SAFETY: the instruction set is there; slab rows of a batch are distinct.
-            unsafe { epilogue::add_residual(isa, block, &add) };
-        });
+        let rows = self.rows.len();
+        // SAFETY: `load` was asked for an instruction set that is there; slab rows of a batch are distinct.
+        unsafe { self.multiplier.run(&self.threads, left, rows, weights, &blocking, &add) };
     }
 
     fn multiply_gate_up(&mut self, layer: usize) {
         let weights = &self.matrices.layers[layer].gate_up;
-        let into = self.gated.reshape(self.config.feed_forward);
-        let blocking = Blocking::new(self.rows.len(), weights, 2, self.threads.count());
-        let (isa, left) = (self.multiplier.isa, self.inputs.view(self.config.hidden));
-        self.multiplier.run(&self.threads, left, self.rows.len(), weights, &blocking, |block| {
-            // SAFETY: the instruction set is there; `gated` has room for the slab's rows.
-            unsafe { epilogue::gate(isa, block, &into) };
-        });
+        let gate = Gate { into: self.gated.reshape(self.config.feed_forward) };
+        let (left, rows) = (self.inputs.view(self.config.hidden), self.rows.len());
+        let blocking = Blocking::new(rows, weights, 2, self.threads.count());
+        // SAFETY: as in `multiply_into_slab`; `gated` has room for the slab's rows.
+        unsafe { self.multiplier.run(&self.threads, left, rows, weights, &blocking, &gate) };
     }
 
     fn take_rows(&mut self, rows: impl Iterator<Item = usize>) {
@@ -222,7 +220,7 @@ impl Layer {
         vectors.feed_forward_norm = padded(vectors.feed_forward_norm, stride);
         Ok(Self {
             vectors,
-            qkv: read(Sources::Stacked(&qkv), hidden)?,
+            qkv: read(Sources::Heads(&qkv, config.head_dim / PANEL), hidden)?,
             output: read(Sources::Stacked(&[(tensor(LayerTensor::Output), hidden)]), query)?,
             gate_up: read(Sources::Interleaved(gate_up, config.feed_forward), hidden)?,
             down: read(
@@ -291,13 +289,16 @@ impl WeightKernels for X86Weights {
     fn pre_attention(&mut self, layer: usize, shards: &mut [ShardOut<'_, Buffer>]) {
         self.take_rows(shards.iter().flat_map(|shard| shard.slab.clone()));
         let width = self.config.qkv_width();
+        let positions = shards.iter().flat_map(|shard| shard.positions);
+        self.rope.reach(positions.copied().max().unwrap_or(0));
         self.targets.clear();
         for shard in shards {
             assert_eq!(shard.slab.len(), shard.positions.len(), "one position per row");
             let values = &mut shard.qkv.bf16_mut()[..shard.slab.len() * width];
             for (&position, values) in shard.positions.iter().zip(values.chunks_exact_mut(width)) {
-                self.rope.reach(position);
-                self.targets.push(QkvTarget { values: values.as_mut_ptr(), position });
+                let (cosines, _) = self.rope.at(position);
+                self.targets
+                    .push(QkvTarget { values: values.as_mut_ptr(), angles: cosines.as_ptr() });
             }
         }
         self.norm_rows(Norm::Attention(layer));
@@ -307,18 +308,15 @@ impl WeightKernels for X86Weights {
             bias: vectors.qkv_bias.as_deref(),
             head_norms: vectors.head_norms.as_ref(),
             epsilon: self.config.norm_eps,
-            rope: &self.rope,
             head_dim: self.config.head_dim,
             heads: self.config.heads,
             kv_heads: self.config.kv_heads,
         };
-        let blocking =
-            Blocking::new(self.rows.len(), qkv, self.config.head_dim / PANEL, self.threads.count());
-        let (isa, left) = (self.multiplier.isa, self.inputs.view(self.config.hidden));
-        self.multiplier.run(&self.threads, left, self.rows.len(), qkv, &blocking, |block| {
-            // SAFETY: the instruction set is there; targets point at whole rows of the shards.
-            unsafe { epilogue::finish_qkv(isa, block, &finish) };
-        });
+        let (left, rows) = (self.inputs.view(self.config.hidden), self.rows.len());
+        let unit = FinishQkv::unit(self.config.head_dim, finish.head_norms.is_some());
+        let blocking = Blocking::new(rows, qkv, unit, self.threads.count());
+        // SAFETY: as in `multiply_into_slab`; targets point at whole rows of the shards.
+        unsafe { self.multiplier.run(&self.threads, left, rows, qkv, &blocking, &finish) };
     }
 
     fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Buffer>]) {
@@ -347,11 +345,10 @@ impl WeightKernels for X86Weights {
         self.norm_rows(Norm::Final);
         let panels = &self.matrices.classifier.as_ref().expect("the slice classifies").panels;
         let blocking = Blocking::new(rows.len(), panels, 2, self.threads.count());
-        let logits = SharedMut::new(logits);
-        let (left, vocab) = (self.inputs.view(self.config.hidden), self.config.vocab);
-        self.multiplier.run(&self.threads, left, rows.len(), panels, &blocking, |block| {
-            epilogue::store_logits(block, &logits, vocab);
-        });
+        let store = StoreLogits { logits: SharedMut::new(logits), vocab: self.config.vocab };
+        let left = self.inputs.view(self.config.hidden);
+        // SAFETY: as in `multiply_into_slab`; there are logits for all rows.
+        unsafe { self.multiplier.run(&self.threads, left, rows.len(), panels, &blocking, &store) };
     }
 
     fn classify_greedy(&mut self, rows: &[usize], tokens: &mut [u32]) {
@@ -367,11 +364,9 @@ impl WeightKernels for X86Weights {
             rows: rows.len(),
             vocab: self.config.vocab,
         };
-        let (isa, left) = (self.multiplier.isa, self.inputs.view(self.config.hidden));
-        self.multiplier.run(&self.threads, left, rows.len(), panels, &blocking, |block| {
-            // SAFETY: the instruction set is there.
-            unsafe { epilogue::find_best(isa, block, &find) };
-        });
+        let left = self.inputs.view(self.config.hidden);
+        // SAFETY: as in `multiply_into_slab`; there are places for all rows.
+        unsafe { self.multiplier.run(&self.threads, left, rows.len(), panels, &blocking, &find) };
         for (row, token) in tokens.iter_mut().enumerate() {
             let of_tasks = self.bests.iter().skip(row).step_by(rows.len());
             *token = of_tasks.map(Best::token).fold((0, f32::NEG_INFINITY), better).0;
