@@ -317,19 +317,22 @@ impl<'a> Machine<'a> {
         self.schedule(at, Event::Arrived(index));
     }
 
+    /// A message waits until its receiver's core has woken, or leaves another process: mostly not for long, now and then
+    /// longer. What is alike for ever would stay in step for ever if that always took the same time.
     fn arrived(&mut self, index: usize) {
         let parcel = self.parcels[index].as_ref().expect("a parcel under way");
         let (core, receiver) = (parcel.to_core, parcel.link.1);
         let others = self.processes.iter().enumerate().any(|(index, process)| {
             process.core == core && index != receiver && process.work.is_some()
         });
-        if others {
-            // Now and then it takes long: what is alike for ever would stay in step for ever.
-            let wait = -self.deployment.tier1.overheads().crowded * (1.0 - self.random.unit()).ln();
-            self.schedule(self.now + wait, Event::Admitted(index));
-        } else {
-            self.admitted(index);
-        }
+        let overheads = self.deployment.tier1.overheads();
+        let mean = match (self.cores[core].is_idle(), others) {
+            (true, _) => overheads.wake,
+            (false, true) => overheads.crowded,
+            (false, false) => 0.0,
+        };
+        let wait = -mean * (1.0 - self.random.unit()).ln();
+        self.schedule(self.now + wait, Event::Admitted(index));
     }
 
     fn admitted(&mut self, index: usize) {
@@ -339,9 +342,6 @@ impl<'a> Machine<'a> {
         let core = parcel.to_core;
         if let Message::Home(home) = &parcel.message {
             seconds += self.dispatching(home.tokens.len());
-        }
-        if self.cores[core].is_idle() {
-            seconds += overheads.wake;
         }
         self.urgent(core, seconds, After::Received(index));
     }
