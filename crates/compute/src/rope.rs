@@ -44,18 +44,18 @@ impl Rope {
         }
     }
 
-    /// Cosines and sines of a position reached before.
-    #[inline]
-    pub(crate) fn at(&self, position: u32) -> (&[f32], &[f32]) {
-        let half = self.frequencies.len();
-        self.table[2 * half * position as usize..][..2 * half].split_at(half)
+    /// Cosines, then sines, of a position reached before.
+    pub(crate) fn angles(&self, position: u32) -> &[f32] {
+        let width = 2 * self.frequencies.len();
+        &self.table[width * position as usize..][..width]
     }
 }
 
-/// Rotates one head in place.
+/// Rotates one head in place by its angles: cosines, then sines.
 #[inline(always)]
-pub(crate) fn rotate(head: &mut [f32], (cosines, sines): (&[f32], &[f32])) {
-    let (low, high) = head.split_at_mut(cosines.len());
+pub(crate) fn rotate(head: &mut [f32], angles: &[f32]) {
+    let (low, high) = head.split_at_mut(angles.len() / 2);
+    let (cosines, sines) = angles.split_at(angles.len() / 2);
     for (((low, high), cosine), sine) in low.iter_mut().zip(high).zip(cosines).zip(sines) {
         let (a, b) = (*low, *high);
         *low = a * cosine - b * sine;

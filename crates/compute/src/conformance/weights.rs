@@ -156,10 +156,19 @@ fn bits_depend_on_the_row_alone() {
         qk_norm: true,
         ..Shape::default()
     };
+    bits_are_the_same_in_any_company(&big);
+    // So many inputs that k is in pieces, all panels before the next; in units of two panels, and of whole heads.
+    bits_are_the_same_in_any_company(&Shape { feed_forward: 1700, ..big.clone() });
+    bits_are_the_same_in_any_company(&Shape { hidden: 1700, feed_forward: 200, ..big.clone() });
+    // Pieces of k where weights are used once.
+    bits_are_the_same_in_any_company(&Shape { feed_forward: 4200, ..big });
+}
+
+fn bits_are_the_same_in_any_company(big: &Shape) {
     for isa in Isa::available() {
         let mut alone = big.weights(isa, 1, 600);
         let expected: Vec<Vec<u32>> =
-            [0u64, 5].map(|row| bits_of(&run(&mut alone, &big, &[&[row]]), &big, 0)).to_vec();
+            [0u64, 5].map(|row| bits_of(&run(&mut alone, big, &[&[row]]), big, 0)).to_vec();
         for threads in [1, 2, 3] {
             let mut weights = big.weights(isa, threads, 600);
             // More rows than one block of rows holds, where the path is fast enough for the test.
@@ -168,7 +177,7 @@ fn bits_depend_on_the_row_alone() {
             for shards in
                 [vec![&[0u64, 5][..]], vec![&[9, 5, 0][..], &[3]], vec![&rest[..], &[5, 0]]]
             {
-                let outcome = run(&mut weights, &big, &shards);
+                let outcome = run(&mut weights, big, &shards);
                 for (place, row) in shards
                     .concat()
                     .into_iter()
@@ -177,7 +186,7 @@ fn bits_depend_on_the_row_alone() {
                 {
                     let expected = &expected[usize::from(row == 5)];
                     assert!(
-                        bits_of(&outcome, &big, place) == *expected,
+                        bits_of(&outcome, big, place) == *expected,
                         "{isa}: row {row} at {place}, {threads} threads"
                     );
                 }

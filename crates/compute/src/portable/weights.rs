@@ -210,7 +210,7 @@ impl WeightKernels for PortableWeights {
                     if let Some(norms) = &vectors.head_norms {
                         norm(values, &norms[usize::from(head >= heads)], self.config.norm_eps);
                     }
-                    rotate(values, self.rope.at(position));
+                    rotate(values, self.rope.angles(position));
                 }
                 for (out, &value) in out.iter_mut().zip(&values) {
                     *out = bf16::from_f32(value);

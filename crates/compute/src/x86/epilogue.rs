@@ -55,6 +55,7 @@ impl Epilogue for AddResidual<'_> {
     #[inline(always)]
     unsafe fn finish<L: Lanes>(&self, &(start, columns): &Self::Place, results: RowResults) {
         let residual = self.slab.place(self.rows[results.row] * self.stride + start, columns);
+        assert!(columns <= 2 * PANEL, "units of two panels");
         // SAFETY: sixteen values each, nobody else's.
         let add = |panel: usize| unsafe {
             let residual = residual.add(panel * PANEL);
@@ -91,14 +92,14 @@ impl Epilogue for Gate<'_> {
     }
 }
 
-/// Where a row's q, k, v go, and the cosines and sines of its position.
+/// Where a row's q, k, v go, and the cosines and then the sines of its position.
 #[derive(Clone, Copy)]
 pub(super) struct QkvTarget {
     pub(super) values: *mut bf16,
     pub(super) angles: *const f32,
 }
 
-// SAFETY: every target is written by whoever has its heads, and nobody else.
+// SAFETY: every value of a target is written by whoever has its panel, and nobody else.
 unsafe impl Send for QkvTarget {}
 // SAFETY: as above.
 unsafe impl Sync for QkvTarget {}
@@ -132,51 +133,60 @@ impl FinishQkv<'_> {
         }
     }
 
-    /// A whole head: normed, and with pairs that straddle vectors where half of it is not a whole number of them.
-    #[inline(never)]
-    unsafe fn finish_head<L: Lanes>(&self, place: &QkvPlace, results: RowResults) {
-        let (mut values, head_dim) = ([0.0; HEAD_DIM_MAX], self.head_dim);
-        let values = &mut values[..head_dim];
-        let target = self.targets[results.row];
-        let panels = head_dim / PANEL;
+    /// 1 / √(mean x² + ε) over a head, all of which is here.
+    #[inline(always)]
+    unsafe fn scale<L: Lanes>(&self, results: RowResults, start: usize) -> L {
+        let panels = self.head_dim / PANEL;
         // SAFETY: as promised by the caller.
         unsafe {
             let mut sum = L::splat(0.0);
-            for (panel, values) in values.chunks_exact_mut(PANEL).enumerate() {
-                let start = place.low + panel * PANEL;
-                let value = self.biased::<L>(results, head_order(panel, panels), start);
+            for panel in 0..panels {
+                let place = start + panel * PANEL;
+                let value = self.biased::<L>(results, head_order(panel, panels), place);
                 sum = value.multiply_add(value, sum);
-                value.store(values.as_mut_ptr());
             }
-            if let (Some(norms), true) = (self.head_norms, place.rotates) {
-                let weights = &norms[usize::from(place.low >= self.heads * head_dim)];
-                let scale = 1.0 / (sum.sum() / head_dim as f32 + self.epsilon).sqrt();
-                for (value, weight) in values.iter_mut().zip(weights) {
-                    *value *= scale * weight;
-                }
+            L::splat(1.0 / (sum.sum() / self.head_dim as f32 + self.epsilon).sqrt())
+        }
+    }
+
+    /// A head of which half is not a whole number of vectors: what is rotated together straddles them.
+    #[inline(always)]
+    unsafe fn finish_odd<L: Lanes>(
+        &self,
+        place: &QkvPlace,
+        target: QkvTarget,
+        value: impl Fn(usize, usize) -> L,
+    ) {
+        let mut values = [0.0; HEAD_DIM_MAX];
+        let values = &mut values[..self.head_dim];
+        // SAFETY: as promised by the caller.
+        unsafe {
+            for (panel, values) in values.chunks_exact_mut(PANEL).enumerate() {
+                value(panel, panel * PANEL).store(values.as_mut_ptr());
             }
             if place.rotates {
-                let angles = std::slice::from_raw_parts(target.angles, head_dim);
-                rotate(values, angles.split_at(head_dim / 2));
+                let angles = std::slice::from_raw_parts(target.angles, self.head_dim);
+                rotate(values, angles);
             }
             for (panel, values) in values.chunks_exact(PANEL).enumerate() {
-                let into = target.values.add(place.low + panel * PANEL);
+                let into = target.values.add(place.head_start + panel * PANEL);
                 L::load(values.as_ptr()).store_bf16(into);
             }
         }
     }
 }
 
-/// Where a unit's results go.
+/// What a unit is.
 pub(super) struct QkvPlace {
-    /// Where the unit begins in q, k, v, and what it is rotated with.
+    /// Where its head begins in q, k, v.
+    head_start: usize,
+    /// Where its first panel stands in the first half of the head, and how many pairs with the second half it has.
     low: usize,
-    high: usize,
-    /// Where the angles of the two begin.
-    cosines: usize,
-    sines: usize,
+    pairs: usize,
+    /// Whether the head is one of q or k.
     rotates: bool,
-    whole_head: bool,
+    /// Whether the head is one of k or v.
+    of_kv: bool,
 }
 
 impl Epilogue for FinishQkv<'_> {
@@ -185,42 +195,56 @@ impl Epilogue for FinishQkv<'_> {
     fn place(&self, unit: &Unit) -> QkvPlace {
         let panels = self.head_dim / PANEL;
         let (head, first) = (unit.panels.start / panels, unit.panels.start % panels);
-        let (start, half) = (head * self.head_dim, self.head_dim / 2);
-        let cosines = first / 2 * PANEL;
         QkvPlace {
-            low: start + cosines,
-            high: start + half + cosines,
-            cosines,
-            sines: half + cosines,
+            head_start: head * self.head_dim,
+            low: first / 2 * PANEL,
+            pairs: unit.panels.len() / 2,
             rotates: head < self.heads + self.kv_heads,
-            whole_head: !panels.is_multiple_of(2) || self.head_norms.is_some(),
+            of_kv: head >= self.heads,
         }
     }
 
     #[inline(always)]
     unsafe fn finish<L: Lanes>(&self, place: &QkvPlace, results: RowResults) {
+        let target = self.targets[results.row];
         // SAFETY: as promised by the caller: sixteen results in every panel, room for all heads in
         // the target, and as many angles as a head has values.
         unsafe {
-            if place.whole_head {
-                return self.finish_head::<L>(place, results);
+            let norm = self.head_norms.filter(|_| place.rotates).map(|norms| {
+                (
+                    norms[usize::from(place.of_kv)].as_ptr(),
+                    self.scale::<L>(results, place.head_start),
+                )
+            });
+            // Results of a panel that stands `at` in the head.
+            let value = |panel: usize, at: usize| {
+                let value = self.biased::<L>(results, panel, place.head_start + at);
+                norm.map_or(value, |(weights, scale)| {
+                    value.multiply(scale).multiply(L::load(weights.add(at)))
+                })
+            };
+            let half = self.head_dim / 2;
+            if !half.is_multiple_of(PANEL) {
+                return self.finish_odd(place, target, value);
             }
-            let target = self.targets[results.row];
-            let into = target.values;
-            // The same of the next head.
-            fetch(into.wrapping_add(self.head_dim + place.low));
-            fetch(into.wrapping_add(self.head_dim + place.high));
-            let a = self.biased::<L>(results, 0, place.low);
-            let b = self.biased::<L>(results, 1, place.high);
-            if !place.rotates {
-                a.store_bf16(into.add(place.low));
-                b.store_bf16(into.add(place.high));
-                return;
+            let into = target.values.add(place.head_start);
+            for pair in 0..place.pairs {
+                let low = place.low + pair * PANEL;
+                let high = half + low;
+                // The same of the next head.
+                fetch(into.wrapping_add(self.head_dim + low));
+                fetch(into.wrapping_add(self.head_dim + high));
+                let (a, b) = (value(2 * pair, low), value(2 * pair + 1, high));
+                if !place.rotates {
+                    a.store_bf16(into.add(low));
+                    b.store_bf16(into.add(high));
+                    continue;
+                }
+                let cosine = L::load(target.angles.add(low));
+                let sine = L::load(target.angles.add(high));
+                a.multiply(cosine).subtract(b.multiply(sine)).store_bf16(into.add(low));
+                b.multiply(cosine).add(a.multiply(sine)).store_bf16(into.add(high));
             }
-            let cosine = L::load(target.angles.add(place.cosines));
-            let sine = L::load(target.angles.add(place.sines));
-            a.multiply(cosine).subtract(b.multiply(sine)).store_bf16(into.add(place.low));
-            b.multiply(cosine).add(a.multiply(sine)).store_bf16(into.add(place.high));
         }
     }
 }

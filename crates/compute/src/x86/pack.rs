@@ -24,7 +24,7 @@ pub(super) struct Panels {
 pub(super) enum Sources<'a> {
     /// One below the other.
     Stacked(&'a [(Tensor, usize)]),
-    /// Likewise, and of heads of so many panels, in their own order.
+    /// Likewise, with the panels of every head, of which there are so many, in the order of [`head_order`].
     Heads(&'a [(Tensor, usize)], usize),
     /// A panel of the first, a panel of the second, and so on; both of the same height.
     Interleaved([Tensor; 2], usize),
@@ -101,6 +101,11 @@ impl Panels {
     pub(super) fn panel(&self, panel: usize) -> *const bf16 {
         let values = self.steps() * STEP * PANEL;
         self.values[panel * values..][..values].as_ptr()
+    }
+
+    /// Where the panel after a panel begins, or something else does: for prefetches only.
+    pub(super) fn after(&self, panel: usize) -> *const bf16 {
+        self.values.as_ptr().wrapping_add((panel + 1) * self.steps() * STEP * PANEL)
     }
 
     /// Copies one output's weights, widened: how an embedding is looked up in the classifier.

@@ -35,7 +35,8 @@ const ROWS_IN_PIECES: usize = 256;
 const RESULTS_MAX: usize = 192 << 10;
 /// Values of the results of a pair of row blocks and a pair of panels.
 const RESULTS_OF_PAIR: usize = 4 * RESULT_TILE;
-/// Blocks for each of several threads, where there is enough to share: the last to finish is waited for.
+/// Blocks for each thread, where there is enough to share: the last to finish is waited for, and ranges of rows
+/// that follow each other find a block's weights in a cache.
 const BLOCKS_PER_THREAD: usize = 4;
 
 /// All rows of a task against a pair of panels, or the last one of an odd number, and a piece of k.
@@ -44,7 +45,7 @@ pub(super) struct Strip {
     pub(super) left: *const bf16,
     pub(super) left_block: usize,
     pub(super) rows: Range<usize>,
-    /// Twice the same, where there is but one panel; its results come twice then, too.
+    /// Twice the same, where there is but one panel.
     pub(super) right: [*const bf16; 2],
     /// Steps of k, at least one.
     pub(super) steps: usize,
@@ -52,8 +53,9 @@ pub(super) struct Strip {
     pub(super) accumulate: bool,
     /// What the next strip wants of its panels. May lie past the weights' end: it is for prefetches only.
     pub(super) ahead: [*const bf16; 2],
-    /// [pair of row blocks][2 row blocks][2 panels][16 rows][16 outputs], or of one pair after the other.
+    /// [pair of row blocks][2 row blocks][2 panels][16 rows][16 outputs].
     results: *mut f32,
+    /// Whether all pairs have the same place for their results, one after the other.
     one_pair: bool,
     /// The unit that the strip finishes, and its results from the first pair of panels on.
     finishes: Option<(Unit, *const f32)>,
@@ -123,7 +125,7 @@ impl<'a, E: Epilogue> Pending<'a, E> {
     /// Does some rows of each block, where some are left.
     ///
     /// # Safety
-    /// The machine has the instruction set of `L`.
+    /// The machine has the instruction set of `L`; the results that were taken up are there still; the epilogue may be called for them.
     #[inline(always)]
     pub(super) unsafe fn advance<L: Lanes>(&mut self, rows: usize) {
         let Some(place) = &self.place else { return };
@@ -156,9 +158,10 @@ impl<'a, E: Epilogue> Pending<'a, E> {
         unsafe { self.advance::<L>(TILE_ROWS) };
     }
 
-    /// Takes up what the results of a pair of row blocks finish, with nothing else left to do.
+    /// Takes up what the results of a pair of row blocks finish, with nothing else left to do. They must stay until they
+    /// are done.
     pub(super) fn take(&mut self, strip: &Strip, pair: usize) {
-        debug_assert_eq!(self.done, self.rows.min(TILE_ROWS), "rows of the results before");
+        assert_eq!(self.done, self.rows.min(TILE_ROWS), "rows of the results before are done");
         if let Some((unit, values)) = &strip.finishes {
             self.place = Some(self.epilogue.place(unit));
             self.first = strip.rows.start + pair * ROWS_OF_PAIR;
@@ -197,18 +200,16 @@ impl Blocking {
             weights.steps().div_ceil(STEPS_OF_PIECE)
         };
         let rows_max = LEFT_BYTES / (weights.steps() * STEP * size_of::<bf16>());
-        let stays = pieces == 1 || rows.min(ROWS_IN_PIECES) <= rows_max;
-        let rows_max = if stays { rows_max } else { ROWS_IN_PIECES };
         let rows_max = (rows_max / ROWS_OF_PAIR).max(1) * ROWS_OF_PAIR;
+        let stays = pieces == 1 || rows.min(ROWS_IN_PIECES) <= rows_max;
+        let ranges = rows.div_ceil(if stays { rows_max } else { ROWS_IN_PIECES }).max(1);
         // Even ranges, rather than a last one of few rows.
-        let rows = rows
-            .div_ceil(rows.div_ceil(rows_max).max(1))
-            .next_multiple_of(ROWS_OF_PAIR)
-            .max(ROWS_OF_PAIR);
+        let rows = rows.div_ceil(ranges).next_multiple_of(ROWS_OF_PAIR).max(ROWS_OF_PAIR);
         let units = weights.panels().div_ceil(unit);
         let unit_results = rows * PANEL * unit.next_multiple_of(2);
         let units_max = if stays { units } else { (RESULTS_MAX / unit_results).max(1) };
-        let share = if threads == 1 { 1 } else { threads * BLOCKS_PER_THREAD };
+        // One thread with one range of rows shares with nobody, and comes back to nothing.
+        let share = if threads * ranges == 1 { 1 } else { threads * BLOCKS_PER_THREAD };
         let blocks = units.div_ceil(units_max).max(share);
         let blocks = blocks.next_multiple_of(threads).min(units).max(1);
         Self { rows, steps: weights.steps().div_ceil(pieces), stays, unit, units, blocks }
@@ -286,7 +287,7 @@ impl Multiplier {
                     if number >= share.end {
                         break;
                     }
-                    // Row ranges innermost: the next one finds the weights in a cache.
+                    // Row ranges innermost.
                     let (block, range) = (number / row_ranges, number % row_ranges);
                     let start = range * blocking.rows;
                     let task = Task {
@@ -359,16 +360,19 @@ impl Task<'_> {
     /// As `Multiplier::run`.
     unsafe fn run(&self, results: &mut [f32], epilogue: &impl Epilogue) {
         let results_pair = self.rows.len().div_ceil(ROWS_OF_PAIR) * RESULTS_OF_PAIR;
+        let (room, results) = (results.len(), results.as_mut_ptr());
         let mut pending = Pending::none(epilogue);
         let mut places = self.places().peekable();
         while let Some(place) = places.next() {
             let ahead = match places.peek() {
                 Some(next) => self.right(next),
-                None => [0, 1].map(|panel| self.first_of(self.panels.end + panel)),
+                None => [0, 1].map(|panel| self.weights.after(self.panels.end - 1 + panel)),
             };
             let last = place.steps.end == self.left.steps && place.panels.end == place.unit.end;
-            let of_unit = &mut results[place.pairs_before * results_pair..]
-                [..place.unit.len().div_ceil(2) * results_pair];
+            let used = (place.pairs_before + place.unit.len().div_ceil(2)) * results_pair;
+            assert!(used <= room, "{used} results in room for {room}");
+            let of_unit = results.wrapping_add(place.pairs_before * results_pair);
+            let pairs_in_unit = (place.panels.start - place.unit.start) / 2;
             let strip = Strip {
                 // SAFETY: tiles inside the left operand; whoever made it has room for all rows.
                 left: unsafe {
@@ -381,11 +385,10 @@ impl Task<'_> {
                 steps: place.steps.len(),
                 accumulate: place.steps.start > 0,
                 ahead,
-                results: of_unit[(place.panels.start - place.unit.start) / 2 * results_pair..]
-                    .as_mut_ptr(),
+                results: of_unit.wrapping_add(pairs_in_unit * results_pair),
                 one_pair: place.steps.len() == self.left.steps && place.unit.len() <= 2,
                 finishes: last.then(|| {
-                    (Unit { panels: place.unit.clone(), task: self.number }, of_unit.as_ptr())
+                    (Unit { panels: place.unit.clone(), task: self.number }, of_unit.cast_const())
                 }),
             };
             // SAFETY: the strip lies inside its operands; the machine has the instruction set.
@@ -400,14 +403,11 @@ impl Task<'_> {
         unsafe { finish(self.isa, &mut pending) };
     }
 
-    fn first_of(&self, panel: usize) -> *const bf16 {
-        self.weights.panel(0).wrapping_add(panel * self.weights.steps() * TILE)
-    }
-
     /// What a strip wants of its panels.
     fn right(&self, place: &Place) -> [*const bf16; 2] {
+        // SAFETY: `panel` checks the panel; the piece begins inside it.
         [place.panels.start, place.panels.end - 1]
-            .map(|panel| self.first_of(panel).wrapping_add(place.steps.start * TILE))
+            .map(|panel| unsafe { self.weights.panel(panel).add(place.steps.start * TILE) })
     }
 }
 

@@ -296,9 +296,8 @@ impl WeightKernels for X86Weights {
             assert_eq!(shard.slab.len(), shard.positions.len(), "one position per row");
             let values = &mut shard.qkv.bf16_mut()[..shard.slab.len() * width];
             for (&position, values) in shard.positions.iter().zip(values.chunks_exact_mut(width)) {
-                let (cosines, _) = self.rope.at(position);
-                self.targets
-                    .push(QkvTarget { values: values.as_mut_ptr(), angles: cosines.as_ptr() });
+                let angles = self.rope.angles(position).as_ptr();
+                self.targets.push(QkvTarget { values: values.as_mut_ptr(), angles });
             }
         }
         self.norm_rows(Norm::Attention(layer));

@@ -12,14 +12,14 @@ use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
 /// Cache lines of a tile.
 const TILE_LINES: usize = TILE_ROWS;
-/// Lines of the next pair's results so far that a step fetches, where k is in pieces: all 64 in 16 steps.
+/// Lines of the next pair's results so far that a step fetches, where k is in pieces: nearly all of 64 in 16 steps.
 const RESULT_LINES_IN_STEP: usize = 4;
 
 /// Multiplies a strip, and takes up what it finishes.
 ///
 /// # Safety
 /// Tiles are configured whole on this thread; the strip describes live operands, and its rows are
-/// backed by whole row blocks.
+/// backed by whole row blocks; the epilogue may be called for what is finished.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub(in crate::x86) unsafe fn multiply<E: Epilogue>(strip: &Strip, pending: &mut Pending<'_, E>) {
     let mut ahead = Ahead::new(strip);
@@ -28,15 +28,15 @@ pub(in crate::x86) unsafe fn multiply<E: Epilogue>(strip: &Strip, pending: &mut 
     unsafe {
         match blocks {
             1 => {
-                begin::<true>(strip, 0);
+                begin::<true>(strip);
                 multiply_pair::<E, 1, true>(strip, 0, &mut ahead, pending);
             }
             2 => {
-                begin::<true>(strip, 0);
+                begin::<true>(strip);
                 multiply_pair::<E, 2, true>(strip, 0, &mut ahead, pending);
             }
             _ => {
-                begin::<false>(strip, 0);
+                begin::<false>(strip);
                 for pair in 0..blocks / 2 {
                     multiply_pair::<E, 2, false>(strip, pair, &mut ahead, pending);
                 }
@@ -52,6 +52,7 @@ pub(in crate::x86) unsafe fn multiply<E: Epilogue>(strip: &Strip, pending: &mut 
 /// step fetches of each panel.
 struct Ahead {
     next: [*const u8; 2],
+    end: [*const u8; 2],
     line_pairs: usize,
 }
 
@@ -60,14 +61,19 @@ impl Ahead {
     fn new(strip: &Strip) -> Self {
         let wanted = strip.steps * TILE_LINES * 9 / 10;
         let line_pairs = wanted.div_ceil(2 * strip.pairs() * (strip.steps - 1).max(1));
+        let next = strip.ahead.map(|panel| panel.cast::<u8>());
         Self {
-            next: strip.ahead.map(|panel| panel.cast()),
+            next,
+            end: next.map(|next| next.wrapping_add(strip.steps * TILE_LINES * LINE_BYTES)),
             line_pairs: line_pairs.min(TILE_LINES / 2),
         }
     }
 
     #[inline(always)]
     fn fetch(&mut self, panel: usize) {
+        if self.next[panel] >= self.end[panel] {
+            return;
+        }
         for _ in 0..self.line_pairs {
             let next = self.next[panel];
             // SAFETY: a prefetch reads nothing.
@@ -80,7 +86,7 @@ impl Ahead {
     }
 }
 
-/// Loads a tile of the operand that is used again soon, or of the one that streams.
+/// Loads a left tile: it streams, unless weights are used but `ONCE`.
 macro_rules! load_left {
     ($tile:literal, $from:expr) => {
         if ONCE {
@@ -90,6 +96,7 @@ macro_rules! load_left {
         }
     };
 }
+/// Loads a right tile: it is used again soon, unless weights are used but `ONCE`.
 macro_rules! load_right {
     ($tile:literal, $from:expr) => {
         if ONCE {
@@ -114,10 +121,10 @@ fn left_of(strip: &Strip, pair: usize) -> [*const bf16; 2] {
     [first, if two { first.wrapping_add(strip.left_block) } else { first }]
 }
 
-/// Loads all tiles for the first products of a pair of row blocks.
+/// Loads all tiles for the first products of the first pair of row blocks.
 #[inline(always)]
-unsafe fn begin<const ONCE: bool>(strip: &Strip, pair: usize) {
-    let (results, left) = (strip.results(pair), left_of(strip, pair));
+unsafe fn begin<const ONCE: bool>(strip: &Strip) {
+    let (results, left) = (strip.results(0), left_of(strip, 0));
     // SAFETY: as promised by the caller of `multiply`; there is room for all results of a pair.
     unsafe {
         begin_result!(strip, "0", results);
@@ -182,11 +189,13 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
             }
             pending.advance::<ZmmBf16>(each);
         }
-        // Results go where those of the block before may still wait.
-        pending.finish::<ZmmBf16>();
+        if strip.steps == 1 {
+            // There was no time for the pair before, and these results may go where those are.
+            pending.finish::<ZmmBf16>();
+        }
         multiply_tiles!("0", "4", "6");
         multiply_tiles!("1", "4", "7");
-        if ONCE || (pair + 1) * 2 * TILE_ROWS >= strip.rows.len() {
+        if pair + 1 == strip.pairs() {
             if BLOCKS == 2 {
                 multiply_tiles!("2", "5", "6");
                 multiply_tiles!("3", "5", "7");
