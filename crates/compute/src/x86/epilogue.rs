@@ -149,6 +149,36 @@ impl FinishQkv<'_> {
         }
     }
 
+    /// A panel of the first half of a head, and what it is rotated with.
+    #[inline(always)]
+    unsafe fn finish_pair<L: Lanes>(
+        &self,
+        place: &QkvPlace,
+        target: QkvTarget,
+        pair: usize,
+        value: impl Fn(usize, usize) -> L,
+    ) {
+        let low = place.low + pair * PANEL;
+        let high = self.head_dim / 2 + low;
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let into = target.values.add(place.head_start);
+            // The same of the next head.
+            fetch(into.wrapping_add(self.head_dim + low));
+            fetch(into.wrapping_add(self.head_dim + high));
+            let (a, b) = (value(2 * pair, low), value(2 * pair + 1, high));
+            if !place.rotates {
+                a.store_bf16(into.add(low));
+                b.store_bf16(into.add(high));
+                return;
+            }
+            let cosine = L::load(target.angles.add(low));
+            let sine = L::load(target.angles.add(high));
+            a.multiply(cosine).subtract(b.multiply(sine)).store_bf16(into.add(low));
+            b.multiply(cosine).add(a.multiply(sine)).store_bf16(into.add(high));
+        }
+    }
+
     /// A head of which half is not a whole number of vectors: what is rotated together straddles them.
     #[inline(always)]
     unsafe fn finish_odd<L: Lanes>(
@@ -210,40 +240,29 @@ impl Epilogue for FinishQkv<'_> {
         // SAFETY: as promised by the caller: sixteen results in every panel, room for all heads in
         // the target, and as many angles as a head has values.
         unsafe {
-            let norm = self.head_norms.filter(|_| place.rotates).map(|norms| {
-                (
-                    norms[usize::from(place.of_kv)].as_ptr(),
-                    self.scale::<L>(results, place.head_start),
-                )
-            });
             // Results of a panel that stands `at` in the head.
-            let value = |panel: usize, at: usize| {
-                let value = self.biased::<L>(results, panel, place.head_start + at);
-                norm.map_or(value, |(weights, scale)| {
-                    value.multiply(scale).multiply(L::load(weights.add(at)))
-                })
-            };
-            let half = self.head_dim / 2;
-            if !half.is_multiple_of(PANEL) {
-                return self.finish_odd(place, target, value);
-            }
-            let into = target.values.add(place.head_start);
-            for pair in 0..place.pairs {
-                let low = place.low + pair * PANEL;
-                let high = half + low;
-                // The same of the next head.
-                fetch(into.wrapping_add(self.head_dim + low));
-                fetch(into.wrapping_add(self.head_dim + high));
-                let (a, b) = (value(2 * pair, low), value(2 * pair + 1, high));
-                if !place.rotates {
-                    a.store_bf16(into.add(low));
-                    b.store_bf16(into.add(high));
-                    continue;
+            let biased =
+                |panel: usize, at: usize| self.biased::<L>(results, panel, place.head_start + at);
+            let odd = !(self.head_dim / 2).is_multiple_of(PANEL);
+            let Some(norms) = self.head_norms.filter(|_| place.rotates) else {
+                if odd {
+                    return self.finish_odd(place, target, biased);
                 }
-                let cosine = L::load(target.angles.add(low));
-                let sine = L::load(target.angles.add(high));
-                a.multiply(cosine).subtract(b.multiply(sine)).store_bf16(into.add(low));
-                b.multiply(cosine).add(a.multiply(sine)).store_bf16(into.add(high));
+                for pair in 0..place.pairs {
+                    self.finish_pair(place, target, pair, biased);
+                }
+                return;
+            };
+            let weights = norms[usize::from(place.of_kv)].as_ptr();
+            let scale = self.scale::<L>(results, place.head_start);
+            let normed = |panel: usize, at: usize| {
+                biased(panel, at).multiply(scale).multiply(L::load(weights.add(at)))
+            };
+            if odd {
+                return self.finish_odd(place, target, normed);
+            }
+            for pair in 0..place.pairs {
+                self.finish_pair(place, target, pair, normed);
             }
         }
     }

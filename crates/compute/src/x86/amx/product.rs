@@ -52,28 +52,21 @@ pub(in crate::x86) unsafe fn multiply<E: Epilogue>(strip: &Strip, pending: &mut 
 /// step fetches of each panel.
 struct Ahead {
     next: [*const u8; 2],
-    end: [*const u8; 2],
     line_pairs: usize,
 }
 
 impl Ahead {
-    /// As few lines in a step as fetch nearly all of the next panels while these meet all rows.
+    /// As few lines in a step as fetch nearly all of the next panels while these meet all rows; with many rows that
+    /// is a little more, and goes on into the panels after.
     fn new(strip: &Strip) -> Self {
         let wanted = strip.steps * TILE_LINES * 9 / 10;
         let line_pairs = wanted.div_ceil(2 * strip.pairs() * (strip.steps - 1).max(1));
         let next = strip.ahead.map(|panel| panel.cast::<u8>());
-        Self {
-            next,
-            end: next.map(|next| next.wrapping_add(strip.steps * TILE_LINES * LINE_BYTES)),
-            line_pairs: line_pairs.min(TILE_LINES / 2),
-        }
+        Self { next, line_pairs: line_pairs.min(TILE_LINES / 2) }
     }
 
     #[inline(always)]
     fn fetch(&mut self, panel: usize) {
-        if self.next[panel] >= self.end[panel] {
-            return;
-        }
         for _ in 0..self.line_pairs {
             let next = self.next[panel];
             // SAFETY: a prefetch reads nothing.
