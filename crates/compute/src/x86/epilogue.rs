@@ -149,6 +149,25 @@ impl FinishQkv<'_> {
         }
     }
 
+    /// All panels of a unit; `value` gives one's results by its number in the unit and its place in the head.
+    #[inline(always)]
+    unsafe fn finish_panels<L: Lanes>(
+        &self,
+        place: &QkvPlace,
+        target: QkvTarget,
+        value: impl Fn(usize, usize) -> L,
+    ) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            if !(self.head_dim / 2).is_multiple_of(PANEL) {
+                return self.finish_odd(place, target, value);
+            }
+            for pair in 0..place.pairs {
+                self.finish_pair(place, target, pair, &value);
+            }
+        }
+    }
+
     /// A panel of the first half of a head, and what it is rotated with.
     #[inline(always)]
     unsafe fn finish_pair<L: Lanes>(
@@ -243,27 +262,15 @@ impl Epilogue for FinishQkv<'_> {
             // Results of a panel that stands `at` in the head.
             let biased =
                 |panel: usize, at: usize| self.biased::<L>(results, panel, place.head_start + at);
-            let odd = !(self.head_dim / 2).is_multiple_of(PANEL);
             let Some(norms) = self.head_norms.filter(|_| place.rotates) else {
-                if odd {
-                    return self.finish_odd(place, target, biased);
-                }
-                for pair in 0..place.pairs {
-                    self.finish_pair(place, target, pair, biased);
-                }
-                return;
+                return self.finish_panels(place, target, biased);
             };
             let weights = norms[usize::from(place.of_kv)].as_ptr();
             let scale = self.scale::<L>(results, place.head_start);
             let normed = |panel: usize, at: usize| {
                 biased(panel, at).multiply(scale).multiply(L::load(weights.add(at)))
             };
-            if odd {
-                return self.finish_odd(place, target, normed);
-            }
-            for pair in 0..place.pairs {
-                self.finish_pair(place, target, pair, normed);
-            }
+            self.finish_panels(place, target, normed);
         }
     }
 }

@@ -319,7 +319,7 @@ struct Task<'a> {
 }
 
 /// Where a strip stands in its task.
-struct Place {
+struct StripPlace {
     /// Panels that stay together, and how many pairs before them share the results.
     unit: Range<usize>,
     pairs_before: usize,
@@ -336,7 +336,7 @@ fn pieces(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>>
 
 impl Task<'_> {
     /// All strips in order.
-    fn places(&self) -> impl Iterator<Item = Place> {
+    fn places(&self) -> impl Iterator<Item = StripPlace> {
         let Blocking { steps: piece, stays, unit, .. } = *self.blocking;
         let steps = self.left.steps;
         let together = if stays { unit } else { self.panels.len() };
@@ -345,7 +345,7 @@ impl Task<'_> {
             pieces(0..steps, piece).flat_map(move |steps| {
                 pieces(panels.clone(), unit).enumerate().flat_map(move |(index, unit)| {
                     let (steps, pairs_before) = (steps.clone(), index * unit_pairs);
-                    pieces(unit.clone(), 2).map(move |panels| Place {
+                    pieces(unit.clone(), 2).map(move |panels| StripPlace {
                         unit: unit.clone(),
                         pairs_before,
                         panels,
@@ -404,7 +404,7 @@ impl Task<'_> {
     }
 
     /// What a strip wants of its panels.
-    fn right(&self, place: &Place) -> [*const bf16; 2] {
+    fn right(&self, place: &StripPlace) -> [*const bf16; 2] {
         // SAFETY: `panel` checks the panel; the piece begins inside it.
         [place.panels.start, place.panels.end - 1]
             .map(|panel| unsafe { self.weights.panel(panel).add(place.steps.start * TILE) })
