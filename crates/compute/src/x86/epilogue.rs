@@ -5,7 +5,7 @@ use super::functions::silu;
 use super::lanes::{LANES, Lanes};
 use super::pack::head_order;
 use super::product::{RowResults, Unit};
-use super::tiles::{PANEL, RowsMut};
+use super::tiles::{PANEL, ROWS_OF_PAIR, RowsMut, STEP, TILE_ROWS};
 use crate::memory::SharedMut;
 use crate::rope::rotate;
 use crate::source::HEAD_DIM_MAX;
@@ -42,6 +42,9 @@ pub(super) struct AddResidual<'a> {
     pub(super) stride: usize,
     /// Slab row of each row of the batch, none twice.
     pub(super) rows: &'a [usize],
+    /// Whether the slab rows are too many for the caches, so that those of the next pair of row blocks are
+    /// fetched in time.
+    pub(super) far: bool,
 }
 
 impl Epilogue for AddResidual<'_> {
@@ -56,6 +59,13 @@ impl Epilogue for AddResidual<'_> {
     unsafe fn finish<L: Lanes>(&self, &(start, columns): &Self::Place, results: RowResults) {
         let residual = self.slab.place(self.rows[results.row] * self.stride + start, columns);
         assert!(columns <= 2 * PANEL, "units of two panels");
+        if self.far
+            && let Some(&next) = self.rows.get(results.row + ROWS_OF_PAIR)
+        {
+            let residual = self.slab.place(next * self.stride + start, columns);
+            fetch(residual);
+            fetch(residual.wrapping_add(PANEL));
+        }
         // SAFETY: sixteen values each, nobody else's.
         let add = |panel: usize| unsafe {
             let residual = residual.add(panel * PANEL);
@@ -74,19 +84,21 @@ pub(super) struct Gate<'a> {
 }
 
 impl Epilogue for Gate<'_> {
-    /// Column.
-    type Place = usize;
+    /// Where the first row's values go.
+    type Place = *mut bf16;
 
     fn place(&self, unit: &Unit) -> Self::Place {
-        unit.panels.start / 2 * PANEL
+        let column = unit.panels.start / 2 * PANEL;
+        self.into.at(0, column / STEP).wrapping_add(column % STEP)
     }
 
     #[inline(always)]
-    unsafe fn finish<L: Lanes>(&self, &column: &Self::Place, results: RowResults) {
+    unsafe fn finish<L: Lanes>(&self, &first: &Self::Place, results: RowResults) {
         // SAFETY: gate and up stay together; the rows' buffer has the row.
         unsafe {
             let (gate, up) = (L::load(results.of(0)), L::load(results.of(1)));
-            let into = self.into.at(results.row, column);
+            let block = results.row / TILE_ROWS * self.into.block_values();
+            let into = first.add(block + results.row % TILE_ROWS * STEP);
             silu(gate).multiply(up).store_bf16(into);
         }
     }
@@ -129,41 +141,48 @@ impl FinishQkv<'_> {
         // SAFETY: sixteen results, sixteen biases.
         unsafe {
             let value = L::load(results.of(panel));
-            self.bias.map_or(value, |bias| value.add(L::load(bias[place..][..PANEL].as_ptr())))
+            match self.bias {
+                Some(bias) => value.add(L::load(bias[place..][..PANEL].as_ptr())),
+                None => value,
+            }
         }
     }
 
-    /// 1 / √(mean x² + ε) over a head, all of which is here.
+    /// What a head of which all is here is multiplied with: 1 / √(mean x² + ε), and the norm's weights.
     #[inline(always)]
-    unsafe fn scale<L: Lanes>(&self, results: RowResults, start: usize) -> L {
+    unsafe fn head_norm<L: Lanes>(&self, place: &QkvPlace, results: RowResults) -> HeadNorm<L> {
+        let norms = self.head_norms.filter(|_| place.rotates)?;
         let panels = self.head_dim / PANEL;
         // SAFETY: as promised by the caller.
         unsafe {
             let mut sum = L::splat(0.0);
             for panel in 0..panels {
-                let place = start + panel * PANEL;
-                let value = self.biased::<L>(results, head_order(panel, panels), place);
+                let at = place.head_start + panel * PANEL;
+                let value = self.biased::<L>(results, head_order(panel, panels), at);
                 sum = value.multiply_add(value, sum);
             }
-            L::splat(1.0 / (sum.sum() / self.head_dim as f32 + self.epsilon).sqrt())
+            let scale = L::splat(1.0 / (sum.sum() / self.head_dim as f32 + self.epsilon).sqrt());
+            Some((scale, norms[usize::from(place.of_kv)].as_ptr()))
         }
     }
 
-    /// All panels of a unit; `value` gives one's results by its number in the unit and its place in the head.
+    /// Results of a unit's panel that stands `at` in its head, normed. (No closure: one is not sure to be compiled
+    /// for the instruction set of `L`.)
     #[inline(always)]
-    unsafe fn finish_panels<L: Lanes>(
+    unsafe fn value<L: Lanes>(
         &self,
         place: &QkvPlace,
-        target: QkvTarget,
-        value: impl Fn(usize, usize) -> L,
-    ) {
+        results: RowResults,
+        norm: HeadNorm<L>,
+        panel: usize,
+        at: usize,
+    ) -> L {
         // SAFETY: as promised by the caller.
         unsafe {
-            if !(self.head_dim / 2).is_multiple_of(PANEL) {
-                return self.finish_odd(place, target, value);
-            }
-            for pair in 0..place.pairs {
-                self.finish_pair(place, target, pair, &value);
+            let value = self.biased::<L>(results, panel, place.head_start + at);
+            match norm {
+                Some((scale, weights)) => value.multiply(scale).multiply(L::load(weights.add(at))),
+                None => value,
             }
         }
     }
@@ -173,10 +192,11 @@ impl FinishQkv<'_> {
     unsafe fn finish_pair<L: Lanes>(
         &self,
         place: &QkvPlace,
-        target: QkvTarget,
+        results: RowResults,
+        norm: HeadNorm<L>,
         pair: usize,
-        value: impl Fn(usize, usize) -> L,
     ) {
+        let target = self.targets[results.row];
         let low = place.low + pair * PANEL;
         let high = self.head_dim / 2 + low;
         // SAFETY: as promised by the caller.
@@ -185,7 +205,8 @@ impl FinishQkv<'_> {
             // The same of the next head.
             fetch(into.wrapping_add(self.head_dim + low));
             fetch(into.wrapping_add(self.head_dim + high));
-            let (a, b) = (value(2 * pair, low), value(2 * pair + 1, high));
+            let a: L = self.value(place, results, norm, 2 * pair, low);
+            let b: L = self.value(place, results, norm, 2 * pair + 1, high);
             if !place.rotates {
                 a.store_bf16(into.add(low));
                 b.store_bf16(into.add(high));
@@ -203,15 +224,17 @@ impl FinishQkv<'_> {
     unsafe fn finish_odd<L: Lanes>(
         &self,
         place: &QkvPlace,
-        target: QkvTarget,
-        value: impl Fn(usize, usize) -> L,
+        results: RowResults,
+        norm: HeadNorm<L>,
     ) {
+        let target = self.targets[results.row];
         let mut values = [0.0; HEAD_DIM_MAX];
         let values = &mut values[..self.head_dim];
         // SAFETY: as promised by the caller.
         unsafe {
             for (panel, values) in values.chunks_exact_mut(PANEL).enumerate() {
-                value(panel, panel * PANEL).store(values.as_mut_ptr());
+                let value: L = self.value(place, results, norm, panel, panel * PANEL);
+                value.store(values.as_mut_ptr());
             }
             if place.rotates {
                 let angles = std::slice::from_raw_parts(target.angles, self.head_dim);
@@ -224,6 +247,9 @@ impl FinishQkv<'_> {
         }
     }
 }
+
+/// What a head's values are multiplied with, where it has a norm: a number, and the norm's weights.
+type HeadNorm<L> = Option<(L, *const f32)>;
 
 /// What a unit is.
 pub(super) struct QkvPlace {
@@ -255,22 +281,16 @@ impl Epilogue for FinishQkv<'_> {
 
     #[inline(always)]
     unsafe fn finish<L: Lanes>(&self, place: &QkvPlace, results: RowResults) {
-        let target = self.targets[results.row];
         // SAFETY: as promised by the caller: sixteen results in every panel, room for all heads in
         // the target, and as many angles as a head has values.
         unsafe {
-            // Results of a panel that stands `at` in the head.
-            let biased =
-                |panel: usize, at: usize| self.biased::<L>(results, panel, place.head_start + at);
-            let Some(norms) = self.head_norms.filter(|_| place.rotates) else {
-                return self.finish_panels(place, target, biased);
-            };
-            let weights = norms[usize::from(place.of_kv)].as_ptr();
-            let scale = self.scale::<L>(results, place.head_start);
-            let normed = |panel: usize, at: usize| {
-                biased(panel, at).multiply(scale).multiply(L::load(weights.add(at)))
-            };
-            self.finish_panels(place, target, normed);
+            let norm = self.head_norm::<L>(place, results);
+            if !(self.head_dim / 2).is_multiple_of(PANEL) {
+                return self.finish_odd(place, results, norm);
+            }
+            for pair in 0..place.pairs {
+                self.finish_pair(place, results, norm, pair);
+            }
         }
     }
 }

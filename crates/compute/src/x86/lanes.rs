@@ -299,6 +299,20 @@ impl Ymm2 {
     }
 }
 
+/// Eight values rounded to bf16, each in the low half of its lane.
+#[inline(always)]
+unsafe fn round_halves(values: __m256) -> __m256i {
+    // SAFETY: as promised by the caller: the machine has AVX2.
+    unsafe {
+        let bits = _mm256_castps_si256(values);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(values, values));
+        _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan))
+    }
+}
+
 impl Lanes for Ymm2 {
     type Pairs = [__m256; 4];
     const ROWS: usize = 4;
@@ -322,17 +336,8 @@ impl Lanes for Ymm2 {
     #[inline(always)]
     unsafe fn store_bf16(self, into: *mut bf16) {
         unsafe {
-            let round = |values: __m256| {
-                let bits = _mm256_castps_si256(values);
-                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-                let rounded =
-                    _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-                let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
-                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(values, values));
-                _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan))
-            };
             // Packing works within halves of a register: put the quarters back in order.
-            let packed = _mm256_packus_epi32(round(self.0), round(self.1));
+            let packed = _mm256_packus_epi32(round_halves(self.0), round_halves(self.1));
             _mm256_storeu_si256(into.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
         }
     }

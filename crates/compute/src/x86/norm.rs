@@ -39,18 +39,20 @@ pub(super) struct NormRow<'a> {
 unsafe fn norm_row_lanes<L: Lanes>(norm: &NormRow<'_>) {
     let (values, weights) = (norm.values, norm.weights);
     assert!(
-        values.len() == weights.len() && values.len() == norm.into.steps * STEP,
+        values.len() == weights.len() && values.len() == norm.into.steps() * STEP,
         "padded widths of a norm"
     );
     // SAFETY: the lengths were checked; `row` is in the buffer by the caller's promise.
     unsafe {
         let mean = sum_of_squares::<L>(values.as_ptr(), values.len()) / norm.width as f32;
         let scale = L::splat(1.0 / (mean + norm.epsilon).sqrt());
-        for start in (0..values.len()).step_by(LANES) {
-            let value = L::load(values.as_ptr().add(start)).multiply(scale);
-            value
-                .multiply(L::load(weights.as_ptr().add(start)))
-                .store_bf16(norm.into.at(norm.row, start));
+        for step in 0..norm.into.steps() {
+            let into = norm.into.at(norm.row, step);
+            for half in (0..STEP).step_by(LANES) {
+                let start = step * STEP + half;
+                let value = L::load(values.as_ptr().add(start)).multiply(scale);
+                value.multiply(L::load(weights.as_ptr().add(start))).store_bf16(into.add(half));
+            }
         }
     }
 }
@@ -60,18 +62,18 @@ for_each_isa! {
     fn norm_row = norm_row_lanes(norm: &NormRow<'_>)
 }
 
-/// Copies one row; its width is a multiple of 16.
+/// Copies one row.
 pub(super) fn copy_row(values: &[bf16], into: &RowsMut<'_>, row: usize) {
     assert_eq!(values.len(), into.width, "width of a copied row");
-    for (index, chunk) in values.chunks_exact(LANES).enumerate() {
-        // SAFETY: inside the row, whose place the caller owns.
-        unsafe {
-            let chunk = chunk.as_ptr().cast::<[bf16; LANES]>().read_unaligned();
-            into.at(row, index * LANES).cast::<[bf16; LANES]>().write(chunk);
-        }
+    let (steps, rest) = values.as_chunks::<STEP>();
+    for (step, values) in steps.iter().enumerate() {
+        // SAFETY: a step of the row, whose place the caller owns.
+        unsafe { into.at(row, step).cast::<[bf16; STEP]>().write(*values) };
     }
-    if !values.len().is_multiple_of(STEP) {
-        // SAFETY: the padding of the last step.
-        unsafe { into.at(row, values.len()).write_bytes(0, LANES) };
+    if !rest.is_empty() {
+        let mut values = [bf16::ZERO; STEP];
+        values[..rest.len()].copy_from_slice(rest);
+        // SAFETY: the last step of the row.
+        unsafe { into.at(row, steps.len()).cast::<[bf16; STEP]>().write(values) };
     }
 }

@@ -9,20 +9,14 @@ use super::epilogue::Epilogue;
 use super::for_each_isa;
 use super::lanes::Lanes;
 use super::pack::Panels;
-use super::tiles::{PANEL, RESULT_TILE, Rows, STEP, TILE, TILE_ROWS};
+use super::tiles::{PANEL, RESULT_TILE, ROWS_OF_PAIR, Rows, STEP, TILE, TILE_ROWS, steps_of_piece};
 use super::vector;
-use crate::memory::{Arena, Memory, SharedMut};
+use crate::memory::{Arena, LINE_BYTES, Memory, SharedMut};
 use crate::{ComputeError, Isa, Threads};
 use half::bf16;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Steps of k for which a pair of panels stays in the first-level cache (40 KiB of 48).
-const STEPS_IN_CACHE: usize = 20;
-/// Steps of a piece where k is in several: a little less, because results pass through as well.
-const STEPS_OF_PIECE: usize = 16;
-/// Rows of one pair of row blocks: with no more, weights are used once and need not stay anywhere.
-pub(super) const ROWS_OF_PAIR: usize = 2 * TILE_ROWS;
 /// Steps of k at a time where weights are used once: a pair of panels is fetched ahead of its use
 /// and must fit the second-level cache (256 KiB of 2 MiB).
 const STEPS_ONCE: usize = 128;
@@ -31,8 +25,10 @@ const LEFT_BYTES: usize = 800 << 10;
 /// Rows at a time where the left operand does not stay: a piece of it, the one after, and the
 /// results of many panels share the second-level cache.
 const ROWS_IN_PIECES: usize = 256;
-/// Values of a thread's results: 768 KiB of its second-level cache.
-const RESULTS_MAX: usize = 192 << 10;
+/// Values of a thread's results: 512 KiB of its second-level cache.
+const RESULTS_MAX: usize = 128 << 10;
+/// Values of a cache line.
+const LINE: usize = LINE_BYTES / size_of::<bf16>();
 /// Values of the results of a pair of row blocks and a pair of panels.
 const RESULTS_OF_PAIR: usize = 4 * RESULT_TILE;
 /// Blocks for each thread, where there is enough to share: the last to finish is waited for, and ranges of rows
@@ -53,6 +49,8 @@ pub(super) struct Strip {
     pub(super) accumulate: bool,
     /// What the next strip wants of its panels. May lie past the weights' end: it is for prefetches only.
     pub(super) ahead: [*const bf16; 2],
+    /// What the strip should fetch of the left operand for strips that follow, likewise.
+    pub(super) left_ahead: Range<*const bf16>,
     /// [pair of row blocks][2 row blocks][2 panels][16 rows][16 outputs].
     results: *mut f32,
     /// Whether all pairs have the same place for their results, one after the other.
@@ -192,16 +190,11 @@ pub(super) struct Blocking {
 impl Blocking {
     /// For `rows` rows; `unit` panels stay together.
     pub(super) fn new(rows: usize, weights: &Panels, unit: usize, threads: usize) -> Self {
-        let pieces = if rows <= ROWS_OF_PAIR {
-            weights.steps().div_ceil(STEPS_ONCE)
-        } else if weights.steps() <= STEPS_IN_CACHE {
-            1
-        } else {
-            weights.steps().div_ceil(STEPS_OF_PIECE)
-        };
+        let piece = steps_of_piece(rows, weights.steps());
+        let steps = piece.div_ceil(piece.div_ceil(STEPS_ONCE));
         let rows_max = LEFT_BYTES / (weights.steps() * STEP * size_of::<bf16>());
         let rows_max = (rows_max / ROWS_OF_PAIR).max(1) * ROWS_OF_PAIR;
-        let stays = pieces == 1 || rows.min(ROWS_IN_PIECES) <= rows_max;
+        let stays = steps == weights.steps() || rows.min(ROWS_IN_PIECES) <= rows_max;
         let ranges = rows.div_ceil(if stays { rows_max } else { ROWS_IN_PIECES }).max(1);
         // Even ranges, rather than a last one of few rows.
         let rows = rows.div_ceil(ranges).next_multiple_of(ROWS_OF_PAIR).max(ROWS_OF_PAIR);
@@ -212,7 +205,7 @@ impl Blocking {
         let share = if threads * ranges == 1 { 1 } else { threads * BLOCKS_PER_THREAD };
         let blocks = units.div_ceil(units_max).max(share);
         let blocks = blocks.next_multiple_of(threads).min(units).max(1);
-        Self { rows, steps: weights.steps().div_ceil(pieces), stays, unit, units, blocks }
+        Self { rows, steps, stays, unit, units, blocks }
     }
 
     fn panels(&self, block: usize, panels: usize) -> Range<usize> {
@@ -263,7 +256,9 @@ impl Multiplier {
         blocking: &Blocking,
         epilogue: &impl Epilogue,
     ) {
-        assert_eq!(left.steps, weights.steps(), "steps of the left operand and of the weights");
+        assert_eq!(left.steps(), weights.steps(), "steps of the left operand and of the weights");
+        let whole = left.piece() == left.steps();
+        assert!(whole || left.piece() == blocking.steps, "pieces of the left operand");
         let row_ranges = rows.div_ceil(blocking.rows);
         let tasks = row_ranges * blocking.blocks;
         for taken in &mut self.taken {
@@ -294,6 +289,7 @@ impl Multiplier {
                         rows: start..(start + blocking.rows).min(rows),
                         panels: blocking.panels(block, weights.panels()),
                         number: block,
+                        rows_after: (range + 1) % row_ranges * blocking.rows,
                         isa,
                         left,
                         weights,
@@ -312,6 +308,8 @@ struct Task<'a> {
     rows: Range<usize>,
     panels: Range<usize>,
     number: usize,
+    /// First row of the task that probably comes next.
+    rows_after: usize,
     isa: Isa,
     left: Rows,
     weights: &'a Panels,
@@ -338,7 +336,7 @@ impl Task<'_> {
     /// All strips in order.
     fn places(&self) -> impl Iterator<Item = StripPlace> {
         let Blocking { steps: piece, stays, unit, .. } = *self.blocking;
-        let steps = self.left.steps;
+        let steps = self.left.steps();
         let together = if stays { unit } else { self.panels.len() };
         let unit_pairs = unit.div_ceil(2);
         pieces(self.panels.clone(), together.max(1)).flat_map(move |panels| {
@@ -368,25 +366,22 @@ impl Task<'_> {
                 Some(next) => self.right(next),
                 None => [0, 1].map(|panel| self.weights.after(self.panels.end - 1 + panel)),
             };
-            let last = place.steps.end == self.left.steps && place.panels.end == place.unit.end;
+            let last = place.steps.end == self.left.steps() && place.panels.end == place.unit.end;
             let used = (place.pairs_before + place.unit.len().div_ceil(2)) * results_pair;
             assert!(used <= room, "{used} results in room for {room}");
             let of_unit = results.wrapping_add(place.pairs_before * results_pair);
             let pairs_in_unit = (place.panels.start - place.unit.start) / 2;
             let strip = Strip {
-                // SAFETY: tiles inside the left operand; whoever made it has room for all rows.
-                left: unsafe {
-                    let tile = self.rows.start / TILE_ROWS * self.left.steps + place.steps.start;
-                    self.left.pointer.add(tile * TILE)
-                },
-                left_block: self.left.steps * TILE,
+                left: self.left.tile(self.rows.start / TILE_ROWS, place.steps.start),
+                left_block: self.left.piece() * TILE,
                 rows: self.rows.clone(),
                 right: self.right(&place),
                 steps: place.steps.len(),
                 accumulate: place.steps.start > 0,
                 ahead,
+                left_ahead: self.left_ahead(&place),
                 results: of_unit.wrapping_add(pairs_in_unit * results_pair),
-                one_pair: place.steps.len() == self.left.steps && place.unit.len() <= 2,
+                one_pair: place.steps.len() == self.left.steps() && place.unit.len() <= 2,
                 finishes: last.then(|| {
                     (Unit { panels: place.unit.clone(), task: self.number }, of_unit.cast_const())
                 }),
@@ -401,6 +396,27 @@ impl Task<'_> {
         }
         // SAFETY: as promised by the caller.
         unsafe { finish(self.isa, &mut pending) };
+    }
+
+    /// A strip's share of the piece of the left operand that the strips after this piece want; nothing,
+    /// where the left operand stays in the cache.
+    fn left_ahead(&self, place: &StripPlace) -> Range<*const bf16> {
+        let Blocking { steps: piece, stays, .. } = *self.blocking;
+        let (row, step) = if place.steps.end < self.left.steps() {
+            (self.rows.start, place.steps.end)
+        } else {
+            (self.rows_after, 0)
+        };
+        let first = self.left.tile(row / TILE_ROWS, step);
+        if stays {
+            return first..first;
+        }
+        let values = self.rows.len().div_ceil(TILE_ROWS) * piece * TILE;
+        let share = |panel: usize| {
+            let lines = values / LINE * (panel - self.panels.start) / self.panels.len();
+            first.wrapping_add(lines * LINE)
+        };
+        share(place.panels.start)..share(place.panels.end)
     }
 
     /// What a strip wants of its panels.

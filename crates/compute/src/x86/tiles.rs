@@ -1,6 +1,7 @@
 //! The two layouts that every product shares, named for the AMX tiles they are made of.
 //!
-//! Left operands (activations, queries, softmax weights) are [row block][k / 32][16 rows][32 k].
+//! Left operands (activations, queries, softmax weights) are [row block][k / 32][16 rows][32 k]; where a
+//! product goes through k in pieces, its activations are that for one piece after the other.
 //! Right operands (weights, keys, values) are panels of 16 outputs, [panel][k / 2][16 outputs][2 k].
 //! Results are tiles of [16 rows][16 outputs] in f32.
 
@@ -18,45 +19,83 @@ pub(super) const STEP: usize = 32;
 pub(super) const TILE: usize = TILE_ROWS * STEP;
 /// Values of one result tile.
 pub(super) const RESULT_TILE: usize = TILE_ROWS * PANEL;
+/// Rows of one pair of row blocks: with no more, weights are used once and need not stay anywhere.
+pub(super) const ROWS_OF_PAIR: usize = 2 * TILE_ROWS;
+/// Steps of k for which a pair of panels stays in the first-level cache (40 KiB of 48).
+const STEPS_IN_CACHE: usize = 20;
+/// Steps of a piece where k is in several: less, because results pass through as well.
+const STEPS_OF_PIECE: usize = 12;
+
+/// Steps of k that stay together in a left operand of so many rows and steps.
+pub(super) fn steps_of_piece(rows: usize, steps: usize) -> usize {
+    if rows <= ROWS_OF_PAIR || steps <= STEPS_IN_CACHE {
+        steps.max(1)
+    } else {
+        steps.div_ceil(steps.div_ceil(STEPS_OF_PIECE))
+    }
+}
 
 /// The left operand of a product: rows of bf16, padded to whole tiles.
 pub(super) struct Activations {
-    steps: usize,
+    shape: Shape,
     values: Memory<bf16>,
+}
+
+/// How many rows there are, how wide they are, and where their tiles stand.
+#[derive(Clone, Copy)]
+struct Shape {
+    steps: usize,
+    /// Steps that stay together: [piece][row block][step of the piece].
+    piece: usize,
+    blocks: usize,
+}
+
+impl Shape {
+    fn new(rows: usize, width: usize) -> Self {
+        let steps = width.div_ceil(STEP);
+        Self { steps, piece: steps_of_piece(rows, steps), blocks: rows.div_ceil(TILE_ROWS) }
+    }
+
+    fn tiles(&self) -> usize {
+        self.steps.next_multiple_of(self.piece) * self.blocks
+    }
+
+    #[inline(always)]
+    fn tile(&self, block: usize, step: usize) -> usize {
+        (step / self.piece * self.blocks + block) * self.piece + step % self.piece
+    }
 }
 
 impl Activations {
     /// Room for `rows` rows of up to `width` values.
     pub(super) fn new(arena: &mut Arena, rows: usize, width: usize) -> Result<Self, ComputeError> {
-        let steps = width.div_ceil(STEP);
-        let values = arena.zeroed("activations", rows.div_ceil(TILE_ROWS) * steps * TILE)?;
-        Ok(Self { steps, values })
+        let shape = Shape::new(rows, width);
+        // Pieces of another shape may leave as much as a piece unused in every row block.
+        let room = shape.blocks * (shape.steps + STEPS_IN_CACHE) * TILE;
+        Ok(Self { shape, values: arena.zeroed("activations", room)? })
     }
 
-    /// Says how wide the rows are from now on. The content is unspecified until every row, padding
-    /// included, is written.
-    pub(super) fn reshape(&mut self, width: usize) -> RowsMut<'_> {
-        let steps = width.div_ceil(STEP);
-        assert!(steps <= self.steps, "rows of {width} in a buffer of {} steps", self.steps);
-        RowsMut {
-            width,
-            steps,
-            pointer: self.values.as_mut_ptr(),
-            borrow: std::marker::PhantomData,
-        }
+    /// Says how many rows there are, and how wide they are, from now on. The content is unspecified
+    /// until every row, padding included, is written.
+    pub(super) fn reshape(&mut self, rows: usize, width: usize) -> RowsMut<'_> {
+        self.shape = Shape::new(rows, width);
+        let room = self.values.len() / TILE;
+        assert!(self.shape.tiles() <= room, "{rows} rows of {width} in a buffer of {room} tiles");
+        let (shape, pointer) = (self.shape, self.values.as_mut_ptr());
+        RowsMut { width, shape, pointer, borrow: std::marker::PhantomData }
     }
 
-    /// The rows as last written, `width` wide.
-    pub(super) fn view(&self, width: usize) -> Rows {
-        Rows { steps: width.div_ceil(STEP), pointer: self.values.as_ptr() }
+    /// The rows as last written.
+    pub(super) fn view(&self) -> Rows {
+        Rows { shape: self.shape, pointer: self.values.as_ptr() }
     }
 }
 
 /// Rows of [`Activations`] being read.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
-    pub(super) steps: usize,
-    pub(super) pointer: *const bf16,
+    shape: Shape,
+    pointer: *const bf16,
 }
 
 // SAFETY: only read.
@@ -64,10 +103,27 @@ unsafe impl Send for Rows {}
 // SAFETY: only read.
 unsafe impl Sync for Rows {}
 
+impl Rows {
+    pub(super) fn steps(&self) -> usize {
+        self.shape.steps
+    }
+
+    /// Steps that stay together.
+    pub(super) fn piece(&self) -> usize {
+        self.shape.piece
+    }
+
+    /// Where a tile stands. Those of the steps after it in the same piece follow, and then those of the
+    /// next row block.
+    pub(super) fn tile(&self, block: usize, step: usize) -> *const bf16 {
+        self.pointer.wrapping_add(self.shape.tile(block, step) * TILE)
+    }
+}
+
 /// Rows of [`Activations`] being written by several threads, each its own rows or columns.
 pub(super) struct RowsMut<'a> {
     pub(super) width: usize,
-    pub(super) steps: usize,
+    shape: Shape,
     pointer: *mut bf16,
     borrow: std::marker::PhantomData<&'a mut [bf16]>,
 }
@@ -78,12 +134,21 @@ unsafe impl Send for RowsMut<'_> {}
 unsafe impl Sync for RowsMut<'_> {}
 
 impl RowsMut<'_> {
-    /// Where column `column` (a multiple of 16) of a row stands; 16 values lie there together.
+    pub(super) fn steps(&self) -> usize {
+        self.shape.steps
+    }
+
+    /// Where the values of a row and a step stand, 32 together. The same of the row block after stands
+    /// `block_values` further.
     #[inline(always)]
-    pub(super) unsafe fn at(&self, row: usize, column: usize) -> *mut bf16 {
-        debug_assert!(column < self.steps * STEP);
-        let tile = row / TILE_ROWS * self.steps + column / STEP;
-        // SAFETY: inside the buffer, by the caller's promise about `row`.
-        unsafe { self.pointer.add(tile * TILE + row % TILE_ROWS * STEP + column % STEP) }
+    pub(super) fn at(&self, row: usize, step: usize) -> *mut bf16 {
+        debug_assert!(step < self.shape.steps);
+        let tile = self.shape.tile(row / TILE_ROWS, step);
+        self.pointer.wrapping_add(tile * TILE + row % TILE_ROWS * STEP)
+    }
+
+    /// Values from one row block to the next.
+    pub(super) fn block_values(&self) -> usize {
+        self.shape.piece * TILE
     }
 }

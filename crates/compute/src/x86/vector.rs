@@ -4,8 +4,8 @@
 //! in the order of the pairs, whatever rows and panels it shares its registers with.
 
 use super::lanes::Lanes;
-use super::product::{ROWS_OF_PAIR, Strip};
-use super::tiles::{PANEL, RESULT_TILE, STEP, TILE, TILE_ROWS};
+use super::product::Strip;
+use super::tiles::{PANEL, RESULT_TILE, ROWS_OF_PAIR, STEP, TILE, TILE_ROWS};
 use half::bf16;
 
 /// One left row block against one or two panels of 16 outputs.

@@ -18,6 +18,9 @@ use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+/// A batch's residual up to this size is found in the second-level cache, or nearly.
+const NEAR_BYTES: usize = 1 << 20;
+
 struct Layer {
     vectors: LayerVectors,
     qkv: Panels,
@@ -148,7 +151,7 @@ impl X86Weights {
             Norm::FeedForward(layer) => &self.matrices.layers[layer].vectors.feed_forward_norm,
             Norm::Final => &self.matrices.classifier.as_ref().expect("the slice classifies").norm,
         };
-        let into = self.inputs.reshape(self.config.hidden);
+        let into = self.inputs.reshape(self.rows.len(), self.config.hidden);
         let (slab, stride, isa, rows) = (&*self.slab, self.stride, self.multiplier.isa, &self.rows);
         let (width, epsilon) = (self.config.hidden, self.config.norm_eps);
         share_rows(&self.threads, rows.len(), |row| {
@@ -163,15 +166,12 @@ impl X86Weights {
     /// Adds the product of `left` and `weights` to the batch's slab rows.
     fn multiply_into_slab(&mut self, layer: usize, which: IntoSlab) {
         let (left, weights) = match which {
-            IntoSlab::Output => {
-                (self.inputs.view(self.config.query_width()), &self.matrices.layers[layer].output)
-            }
-            IntoSlab::Down => {
-                (self.gated.view(self.config.feed_forward), &self.matrices.layers[layer].down)
-            }
+            IntoSlab::Output => (self.inputs.view(), &self.matrices.layers[layer].output),
+            IntoSlab::Down => (self.gated.view(), &self.matrices.layers[layer].down),
         };
+        let far = self.rows.len() * self.stride * size_of::<f32>() > NEAR_BYTES;
         let slab = SharedMut::new(&mut self.slab);
-        let add = AddResidual { slab, stride: self.stride, rows: &self.rows };
+        let add = AddResidual { slab, stride: self.stride, rows: &self.rows, far };
         let blocking = Blocking::new(self.rows.len(), weights, 2, self.threads.count());
         let rows = self.rows.len();
         // SAFETY: `load` was asked for an instruction set that is there; slab rows of a batch are distinct.
@@ -180,8 +180,9 @@ impl X86Weights {
 
     fn multiply_gate_up(&mut self, layer: usize) {
         let weights = &self.matrices.layers[layer].gate_up;
-        let gate = Gate { into: self.gated.reshape(self.config.feed_forward) };
-        let (left, rows) = (self.inputs.view(self.config.hidden), self.rows.len());
+        let rows = self.rows.len();
+        let gate = Gate { into: self.gated.reshape(rows, self.config.feed_forward) };
+        let left = self.inputs.view();
         let blocking = Blocking::new(rows, weights, 2, self.threads.count());
         // SAFETY: as in `multiply_into_slab`; `gated` has room for the slab's rows.
         unsafe { self.multiplier.run(&self.threads, left, rows, weights, &blocking, &gate) };
@@ -311,7 +312,7 @@ impl WeightKernels for X86Weights {
             heads: self.config.heads,
             kv_heads: self.config.kv_heads,
         };
-        let (left, rows) = (self.inputs.view(self.config.hidden), self.rows.len());
+        let (left, rows) = (self.inputs.view(), self.rows.len());
         let unit = FinishQkv::unit(self.config.head_dim, finish.head_norms.is_some());
         let blocking = Blocking::new(rows, qkv, unit, self.threads.count());
         // SAFETY: as in `multiply_into_slab`; targets point at whole rows of the shards.
@@ -321,7 +322,7 @@ impl WeightKernels for X86Weights {
     fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Buffer>]) {
         self.take_rows(shards.iter().flat_map(|shard| shard.slab.clone()));
         let width = self.config.query_width();
-        let into = self.inputs.reshape(width);
+        let into = self.inputs.reshape(self.rows.len(), width);
         let mut first = 0;
         for shard in shards {
             let values = &shard.attended.bf16()[..shard.slab.len() * width];
@@ -345,7 +346,7 @@ impl WeightKernels for X86Weights {
         let panels = &self.matrices.classifier.as_ref().expect("the slice classifies").panels;
         let blocking = Blocking::new(rows.len(), panels, 2, self.threads.count());
         let store = StoreLogits { logits: SharedMut::new(logits), vocab: self.config.vocab };
-        let left = self.inputs.view(self.config.hidden);
+        let left = self.inputs.view();
         // SAFETY: as in `multiply_into_slab`; there are logits for all rows.
         unsafe { self.multiplier.run(&self.threads, left, rows.len(), panels, &blocking, &store) };
     }
@@ -363,7 +364,7 @@ impl WeightKernels for X86Weights {
             rows: rows.len(),
             vocab: self.config.vocab,
         };
-        let left = self.inputs.view(self.config.hidden);
+        let left = self.inputs.view();
         // SAFETY: as in `multiply_into_slab`; there are places for all rows.
         unsafe { self.multiplier.run(&self.threads, left, rows.len(), panels, &blocking, &find) };
         for (row, token) in tokens.iter_mut().enumerate() {

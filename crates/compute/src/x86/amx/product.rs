@@ -9,11 +9,12 @@ use crate::x86::product::{Pending, Strip};
 use crate::x86::tiles::{RESULT_TILE, TILE, TILE_ROWS};
 use half::bf16;
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+use std::ops::Range;
 
 /// Cache lines of a tile.
 const TILE_LINES: usize = TILE_ROWS;
 /// Lines of the next pair's results so far that a step fetches, where k is in pieces: nearly all of 64 in 16 steps.
-const RESULT_LINES_IN_STEP: usize = 4;
+const RESULT_LINES_IN_STEP: usize = 6;
 
 /// Multiplies a strip, and takes up what it finishes.
 ///
@@ -53,6 +54,9 @@ pub(in crate::x86) unsafe fn multiply<E: Epilogue>(strip: &Strip, pending: &mut 
 struct Ahead {
     next: [*const u8; 2],
     line_pairs: usize,
+    /// Of the left operand, and how many lines a step fetches.
+    left: Range<*const u8>,
+    left_lines: usize,
 }
 
 impl Ahead {
@@ -62,7 +66,21 @@ impl Ahead {
         let wanted = strip.steps * TILE_LINES * 9 / 10;
         let line_pairs = wanted.div_ceil(2 * strip.pairs() * (strip.steps - 1).max(1));
         let next = strip.ahead.map(|panel| panel.cast::<u8>());
-        Self { next, line_pairs: line_pairs.min(TILE_LINES / 2) }
+        let left = strip.left_ahead.start.cast::<u8>()..strip.left_ahead.end.cast::<u8>();
+        let left_lines = (left.end.addr() - left.start.addr()) / LINE_BYTES;
+        let left_lines = left_lines.div_ceil(strip.pairs() * (strip.steps - 1).max(1));
+        Self { next, line_pairs: line_pairs.min(TILE_LINES / 2), left, left_lines }
+    }
+
+    #[inline(always)]
+    fn fetch_left(&mut self) {
+        for _ in 0..self.left_lines {
+            if self.left.start < self.left.end {
+                // SAFETY: a prefetch reads nothing.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(self.left.start.cast()) };
+                self.left.start = self.left.start.wrapping_add(LINE_BYTES);
+            }
+        }
     }
 
     #[inline(always)]
@@ -173,6 +191,7 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
             }
             load_right!("7", right_second);
             ahead.fetch(1);
+            ahead.fetch_left();
             if strip.accumulate && !ONCE {
                 for line in 0..RESULT_LINES_IN_STEP {
                     let line = results_ahead.wrapping_add(line * LINE_BYTES);
