@@ -65,13 +65,14 @@ pub(super) struct After<'a> {
 /// Fetches the pages of the block after this one, a few lines at a time between all that is done
 /// with this one, so that memory is never idle and never asked for more than it can take.
 pub(super) struct Fetcher {
-    /// Keys and values of the pages still to be fetched, the next one last.
-    pages: [*const u8; BLOCK_PAGES + 1],
+    /// What is still to be fetched, the next one last: keys of all pages before their values, because they are
+    /// wanted first.
+    parts: [*const u8; 2 * (BLOCK_PAGES + 1)],
     left: usize,
-    /// Where to go on, and groups of lines left of that page.
+    /// Where to go on, and groups of lines left of that part.
     next: *const u8,
     groups: usize,
-    page_groups: usize,
+    part_groups: usize,
     /// Lines fetched together: an int8 page has half as many for the same work.
     group_lines: usize,
 }
@@ -83,27 +84,30 @@ impl Fetcher {
     /// For what comes after, as much of it as a block holds.
     #[inline(always)]
     pub(super) unsafe fn new(After { head, pages, written }: After<'_>) -> Self {
-        let mut pointers = [std::ptr::null(); BLOCK_PAGES + 1];
+        let mut parts = [std::ptr::null(); 2 * (BLOCK_PAGES + 1)];
         let pages = &pages[..pages.len().min(BLOCK_PAGES)];
-        let left = pages.len() + usize::from(written.is_some());
+        let count = pages.len() + usize::from(written.is_some());
         let wanted = written.iter().chain(pages);
-        for (pointer, &page) in pointers[..left].iter_mut().rev().zip(wanted) {
+        let part_bytes = head.context_type.head_bytes(head.head_dim) / 2;
+        let (values, keys) = parts[..2 * count].split_at_mut(count);
+        for ((keys, values), &page) in keys.iter_mut().zip(values).rev().zip(wanted) {
             // SAFETY: the page exists, as promised by the caller.
-            *pointer = unsafe { head.page(page) };
+            *keys = unsafe { head.page(page) };
+            *values = keys.wrapping_add(part_bytes);
         }
-        let page_bytes = head.context_type.head_bytes(head.head_dim);
         let group_lines = match head.context_type {
             ContextType::Bf16 => 4,
             ContextType::Int8 => 2,
         };
-        let page_groups = page_bytes.div_ceil(group_lines * LINE);
-        Self { pages: pointers, left, next: std::ptr::null(), groups: 0, page_groups, group_lines }
+        let part_groups = part_bytes.div_ceil(group_lines * LINE);
+        let (left, next) = (2 * count, std::ptr::null());
+        Self { parts, left, next, groups: 0, part_groups, group_lines }
     }
 
     /// Groups to fetch for each of `rows` rows while a block's scores become weights.
     #[inline(always)]
     fn share_of_row(&self, rows: usize) -> usize {
-        (BLOCK_PAGES * self.page_groups / 4).div_ceil(rows)
+        (BLOCK_PAGES * self.part_groups / 2).div_ceil(rows)
     }
 
     /// Fetches `groups` groups of lines more. Two for each step of a page's scores, a quarter of the
@@ -117,8 +121,8 @@ impl Fetcher {
                     return;
                 }
                 self.left -= 1;
-                self.next = self.pages[self.left];
-                self.groups = self.page_groups;
+                self.next = self.parts[self.left];
+                self.groups = self.part_groups;
             }
             for line in 0..self.group_lines {
                 // SAFETY: a prefetch reads nothing.
