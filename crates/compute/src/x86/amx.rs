@@ -79,6 +79,10 @@ impl Tiles {
     }
 }
 
+// Nothing follows an operation on tiles at once: where another hyperthread shares the core, loads and products that
+// come one after the other take half as long again (docs/performance.md), and where none does, what does nothing
+// costs nothing.
+
 /// Loads a tile whose rows are so many bytes apart, into the first-level cache too, or past it.
 macro_rules! load {
     ($tile:literal, $from:expr, $row_bytes:expr) => {
@@ -86,6 +90,7 @@ macro_rules! load {
     };
     ($load:literal, $tile:literal, $from:expr, $row_bytes:expr) => {
         std::arch::asm!(concat!($load, " tmm", $tile, ", [{from} + {row}*1]"),
+            ".rept 4", "nop", ".endr",
             from = in(reg) $from, row = in(reg) $row_bytes, options(nostack, readonly))
     };
 }
@@ -110,6 +115,9 @@ macro_rules! multiply {
     ($result:literal, $left:literal, $right:literal) => {
         std::arch::asm!(
             concat!("tdpbf16ps tmm", $result, ", tmm", $left, ", tmm", $right),
+            ".rept 8",
+            "nop",
+            ".endr",
             options(nostack, nomem)
         )
     };
@@ -134,9 +142,21 @@ pub(super) unsafe fn peak(rounds: usize) {
             "tilezero tmm7",
             "2:",
             "tdpbf16ps tmm0, tmm4, tmm6",
+            ".rept 8",
+            "nop",
+            ".endr",
             "tdpbf16ps tmm1, tmm4, tmm7",
+            ".rept 8",
+            "nop",
+            ".endr",
             "tdpbf16ps tmm2, tmm5, tmm6",
+            ".rept 8",
+            "nop",
+            ".endr",
             "tdpbf16ps tmm3, tmm5, tmm7",
+            ".rept 8",
+            "nop",
+            ".endr",
             "dec {rounds}",
             "jnz 2b",
             rounds = inout(reg) rounds => _,

@@ -10,7 +10,7 @@ use crate::memory::SharedMut;
 use crate::rope::rotate;
 use crate::source::HEAD_DIM_MAX;
 use half::bf16;
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 use std::ptr;
 
@@ -28,11 +28,11 @@ pub(super) trait Epilogue: Sync {
     unsafe fn finish<L: Lanes>(&self, place: &Self::Place, results: RowResults);
 }
 
-/// Fetches a line that will be written before long: results go where nobody was for a while.
+/// Fetches a line that will be wanted before long into the second-level cache: the first has no room.
 #[inline(always)]
 fn fetch<T>(place: *const T) {
     // SAFETY: a prefetch changes nothing, wherever it points.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(place.cast()) };
 }
 
 /// slab[row] += result
@@ -42,9 +42,6 @@ pub(super) struct AddResidual<'a> {
     pub(super) stride: usize,
     /// Slab row of each row of the batch, none twice.
     pub(super) rows: &'a [usize],
-    /// Whether the slab rows are too many for the caches, so that those of the next pair of row blocks are
-    /// fetched in time.
-    pub(super) far: bool,
 }
 
 impl Epilogue for AddResidual<'_> {
@@ -59,9 +56,8 @@ impl Epilogue for AddResidual<'_> {
     unsafe fn finish<L: Lanes>(&self, &(start, columns): &Self::Place, results: RowResults) {
         let residual = self.slab.place(self.rows[results.row] * self.stride + start, columns);
         assert!(columns <= 2 * PANEL, "units of two panels");
-        if self.far
-            && let Some(&next) = self.rows.get(results.row + ROWS_OF_PAIR)
-        {
+        // The same of the next pair of row blocks.
+        if let Some(&next) = self.rows.get(results.row + ROWS_OF_PAIR) {
             let residual = self.slab.place(next * self.stride + start, columns);
             fetch(residual);
             fetch(residual.wrapping_add(PANEL));
@@ -117,8 +113,9 @@ unsafe impl Send for QkvTarget {}
 unsafe impl Sync for QkvTarget {}
 
 /// Bias, head norms, rotary embedding and rounding of q, k, v. Panels of a head come as
-/// [`head_order`] has them.
-pub(super) struct FinishQkv<'a> {
+/// [`head_order`] has them. Heads are `PLAIN` where there is neither bias nor norm, and half a head is whole panels:
+/// most models' are, and what is woven into a product must be short.
+pub(super) struct FinishQkv<'a, const PLAIN: bool> {
     pub(super) targets: &'a [QkvTarget],
     pub(super) bias: Option<&'a [f32]>,
     pub(super) head_norms: Option<&'a [Vec<f32>; 2]>,
@@ -128,11 +125,16 @@ pub(super) struct FinishQkv<'a> {
     pub(super) kv_heads: usize,
 }
 
-impl FinishQkv<'_> {
+/// Whether a model's heads are plain.
+pub(super) fn heads_are_plain(head_dim: usize, bias: bool, head_norms: bool) -> bool {
+    (head_dim / 2).is_multiple_of(PANEL) && !bias && !head_norms
+}
+
+impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
     /// Panels that must stay together: what is rotated, or normed, together.
-    pub(super) fn unit(head_dim: usize, head_norms: bool) -> usize {
-        let panels = head_dim / PANEL;
-        if panels.is_multiple_of(2) && !head_norms { 2 } else { panels }
+    pub(super) fn unit(&self) -> usize {
+        let panels = self.head_dim / PANEL;
+        if panels.is_multiple_of(2) && self.head_norms.is_none() { 2 } else { panels }
     }
 
     /// Results of one panel, bias added; `place` is the panel's in q, k, v.
@@ -142,8 +144,8 @@ impl FinishQkv<'_> {
         unsafe {
             let value = L::load(results.of(panel));
             match self.bias {
-                Some(bias) => value.add(L::load(bias[place..][..PANEL].as_ptr())),
-                None => value,
+                Some(bias) if !PLAIN => value.add(L::load(bias[place..][..PANEL].as_ptr())),
+                _ => value,
             }
         }
     }
@@ -151,7 +153,7 @@ impl FinishQkv<'_> {
     /// What a head of which all is here is multiplied with: 1 / √(mean x² + ε), and the norm's weights.
     #[inline(always)]
     unsafe fn head_norm<L: Lanes>(&self, place: &QkvPlace, results: RowResults) -> HeadNorm<L> {
-        let norms = self.head_norms.filter(|_| place.rotates)?;
+        let norms = self.head_norms.filter(|_| place.rotates && !PLAIN)?;
         let panels = self.head_dim / PANEL;
         // SAFETY: as promised by the caller.
         unsafe {
@@ -264,7 +266,7 @@ pub(super) struct QkvPlace {
     of_kv: bool,
 }
 
-impl Epilogue for FinishQkv<'_> {
+impl<const PLAIN: bool> Epilogue for FinishQkv<'_, PLAIN> {
     type Place = QkvPlace;
 
     fn place(&self, unit: &Unit) -> QkvPlace {
@@ -284,6 +286,9 @@ impl Epilogue for FinishQkv<'_> {
         // SAFETY: as promised by the caller: sixteen results in every panel, room for all heads in
         // the target, and as many angles as a head has values.
         unsafe {
+            if PLAIN {
+                return self.finish_pair::<L>(place, results, None, 0);
+            }
             let norm = self.head_norm::<L>(place, results);
             if !(self.head_dim / 2).is_multiple_of(PANEL) {
                 return self.finish_odd(place, results, norm);

@@ -1,7 +1,7 @@
 //! Tier 1's work on x86-64: packed weights, the residual slab, and the products between them.
 
 use super::epilogue::{
-    AddResidual, Best, FindBest, FinishQkv, Gate, QkvTarget, StoreLogits, better,
+    AddResidual, Best, FindBest, FinishQkv, Gate, QkvTarget, StoreLogits, better, heads_are_plain,
 };
 use super::norm::{NormRow, copy_row, norm_row};
 use super::pack::{Panels, Sources};
@@ -17,9 +17,6 @@ use half::bf16;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
-
-/// A batch's residual up to this size is found in the second-level cache, or nearly.
-const NEAR_BYTES: usize = 1 << 20;
 
 struct Layer {
     vectors: LayerVectors,
@@ -169,13 +166,30 @@ impl X86Weights {
             IntoSlab::Output => (self.inputs.view(), &self.matrices.layers[layer].output),
             IntoSlab::Down => (self.gated.view(), &self.matrices.layers[layer].down),
         };
-        let far = self.rows.len() * self.stride * size_of::<f32>() > NEAR_BYTES;
         let slab = SharedMut::new(&mut self.slab);
-        let add = AddResidual { slab, stride: self.stride, rows: &self.rows, far };
+        let add = AddResidual { slab, stride: self.stride, rows: &self.rows };
         let blocking = Blocking::new(self.rows.len(), weights, 2, self.threads.count());
         let rows = self.rows.len();
         // SAFETY: `load` was asked for an instruction set that is there; slab rows of a batch are distinct.
         unsafe { self.multiplier.run(&self.threads, left, rows, weights, &blocking, &add) };
+    }
+
+    fn multiply_qkv<const PLAIN: bool>(&mut self, layer: usize) {
+        let Layer { qkv, vectors, .. } = &self.matrices.layers[layer];
+        let finish = FinishQkv::<PLAIN> {
+            targets: &self.targets,
+            bias: vectors.qkv_bias.as_deref(),
+            head_norms: vectors.head_norms.as_ref(),
+            epsilon: self.config.norm_eps,
+            head_dim: self.config.head_dim,
+            heads: self.config.heads,
+            kv_heads: self.config.kv_heads,
+        };
+        let (left, rows) = (self.inputs.view(), self.rows.len());
+        let unit = finish.unit();
+        let blocking = Blocking::new(rows, qkv, unit, self.threads.count());
+        // SAFETY: as in `multiply_into_slab`; targets point at whole rows of the shards.
+        unsafe { self.multiplier.run(&self.threads, left, rows, qkv, &blocking, &finish) };
     }
 
     fn multiply_gate_up(&mut self, layer: usize) {
@@ -302,21 +316,13 @@ impl WeightKernels for X86Weights {
             }
         }
         self.norm_rows(Norm::Attention(layer));
-        let Layer { qkv, vectors, .. } = &self.matrices.layers[layer];
-        let finish = FinishQkv {
-            targets: &self.targets,
-            bias: vectors.qkv_bias.as_deref(),
-            head_norms: vectors.head_norms.as_ref(),
-            epsilon: self.config.norm_eps,
-            head_dim: self.config.head_dim,
-            heads: self.config.heads,
-            kv_heads: self.config.kv_heads,
-        };
-        let (left, rows) = (self.inputs.view(), self.rows.len());
-        let unit = FinishQkv::unit(self.config.head_dim, finish.head_norms.is_some());
-        let blocking = Blocking::new(rows, qkv, unit, self.threads.count());
-        // SAFETY: as in `multiply_into_slab`; targets point at whole rows of the shards.
-        unsafe { self.multiplier.run(&self.threads, left, rows, qkv, &blocking, &finish) };
+        let vectors = &self.matrices.layers[layer].vectors;
+        let (bias, head_norms) = (vectors.qkv_bias.is_some(), vectors.head_norms.is_some());
+        if heads_are_plain(self.config.head_dim, bias, head_norms) {
+            self.multiply_qkv::<true>(layer);
+        } else {
+            self.multiply_qkv::<false>(layer);
+        }
     }
 
     fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Buffer>]) {
