@@ -75,11 +75,15 @@ impl StageBench {
             (0..rows_max * config.hidden).map(|index| (index % 13) as f32 - 6.0).collect();
         weights.put_residual(0..rows_max, &residual);
         let buffer = |width: usize| Buffer::zeroed(rows_max * width * size_of::<bf16>());
+        let mut attended = buffer(config.query_width());
+        for (index, value) in attended.bf16_mut().iter_mut().enumerate() {
+            *value = bf16::from_f32((index % 13) as f32 / 8.0 - 0.75);
+        }
         Self {
             layers,
             layer_next: 0,
             qkv: buffer(config.qkv_width()),
-            attended: buffer(config.query_width()),
+            attended,
             positions: (0..rows_max as u32).collect(),
             logits: vec![0.0; LOGIT_ROWS_MAX.min(rows_max) * config.vocab],
             weights,

@@ -7,7 +7,8 @@ mod product;
 pub(super) use attention::{add_values, score_pages};
 pub(super) use product::multiply;
 
-use super::tiles::{PANEL, STEP, TILE_ROWS};
+use super::tiles::{PANEL, STEP, TILE, TILE_ROWS};
+use half::bf16;
 use std::arch::asm;
 
 /// Bytes between the rows of a tile that lies in one piece.
@@ -128,18 +129,23 @@ use {clear, load, multiply as multiply_tiles, store};
 /// Operations of one round of [`peak`].
 pub(super) const PEAK_OPERATIONS: usize = 4 * 2 * TILE_ROWS * PANEL * STEP;
 
-/// Multiplies tiles in registers.
+/// Multiplies tiles in registers: two left and two right ones.
 ///
 /// # Safety
 /// Tiles are configured whole on this thread; `rounds` is not zero.
-pub(super) unsafe fn peak(rounds: usize) {
-    // SAFETY: touches tiles only.
+pub(super) unsafe fn peak(rounds: usize, operands: &[bf16; 4 * TILE]) {
+    let operands = operands.as_ptr();
+    // SAFETY: four tiles lie there; the rest touches tiles only.
     unsafe {
+        load!("4", operands, ROW_BYTES);
+        load!("5", operands.add(TILE), ROW_BYTES);
+        load!("6", operands.add(2 * TILE), ROW_BYTES);
+        load!("7", operands.add(3 * TILE), ROW_BYTES);
+        clear!("0");
+        clear!("1");
+        clear!("2");
+        clear!("3");
         asm!(
-            "tilezero tmm4",
-            "tilezero tmm5",
-            "tilezero tmm6",
-            "tilezero tmm7",
             "2:",
             "tdpbf16ps tmm0, tmm4, tmm6",
             ".rept 8",
