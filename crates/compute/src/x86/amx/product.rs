@@ -60,16 +60,15 @@ struct Ahead {
 }
 
 impl Ahead {
-    /// As few lines in a step as fetch nearly all of the next panels while these meet all rows; with many rows that
+    /// As few lines in a step as fetch all of the next panels while these meet all rows; with many rows that
     /// is a little more, and goes on into the panels after.
     fn new(strip: &Strip) -> Self {
-        let wanted = strip.steps * TILE_LINES * 9 / 10;
-        let line_pairs = wanted.div_ceil(2 * strip.pairs() * (strip.steps - 1).max(1));
+        let line_pairs = TILE_LINES.div_ceil(2 * strip.pairs());
         let next = strip.ahead.map(|panel| panel.cast::<u8>());
         let left = strip.left_ahead.start.cast::<u8>()..strip.left_ahead.end.cast::<u8>();
         let left_lines = (left.end.addr() - left.start.addr()) / LINE_BYTES;
         let left_lines = left_lines.div_ceil(strip.pairs() * (strip.steps - 1).max(1));
-        Self { next, line_pairs: line_pairs.min(TILE_LINES / 2), left, left_lines }
+        Self { next, line_pairs, left, left_lines }
     }
 
     #[inline(always)]
@@ -206,7 +205,9 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
             pending.finish::<ZmmBf16>();
         }
         multiply_tiles!("0", "4", "6");
+        ahead.fetch(0);
         multiply_tiles!("1", "4", "7");
+        ahead.fetch(1);
         if pair + 1 == strip.pairs() {
             if BLOCKS == 2 {
                 multiply_tiles!("2", "5", "6");
