@@ -157,6 +157,10 @@ fn bits_depend_on_the_row_alone() {
         ..Shape::default()
     };
     bits_are_the_same_in_any_company(&big);
+    // Heads of which all that is done is to rotate them, with all of k at once and in pieces.
+    let plain = Shape { qk_norm: false, ..big.clone() };
+    bits_are_the_same_in_any_company(&plain);
+    bits_are_the_same_in_any_company(&Shape { hidden: 1700, feed_forward: 200, ..plain });
     // So many inputs that k is in pieces, all panels before the next; in units of two panels, and of whole heads.
     bits_are_the_same_in_any_company(&Shape { feed_forward: 1700, ..big.clone() });
     bits_are_the_same_in_any_company(&Shape { hidden: 1700, feed_forward: 200, ..big.clone() });

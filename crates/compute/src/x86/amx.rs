@@ -132,7 +132,7 @@ pub(super) const PEAK_OPERATIONS: usize = 4 * 2 * TILE_ROWS * PANEL * STEP;
 /// Multiplies tiles in registers: two left and two right ones.
 ///
 /// # Safety
-/// Tiles are configured whole on this thread; `rounds` is not zero.
+/// Tiles are configured whole on this thread.
 pub(super) unsafe fn peak(rounds: usize, operands: &[bf16; 4 * TILE]) {
     let operands = operands.as_ptr();
     // SAFETY: four tiles lie there; the rest touches tiles only.
@@ -145,28 +145,11 @@ pub(super) unsafe fn peak(rounds: usize, operands: &[bf16; 4 * TILE]) {
         clear!("1");
         clear!("2");
         clear!("3");
-        asm!(
-            "2:",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            ".rept 8",
-            "nop",
-            ".endr",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            ".rept 8",
-            "nop",
-            ".endr",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            ".rept 8",
-            "nop",
-            ".endr",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            ".rept 8",
-            "nop",
-            ".endr",
-            "dec {rounds}",
-            "jnz 2b",
-            rounds = inout(reg) rounds => _,
-            options(nostack, nomem),
-        );
+        for _ in 0..rounds {
+            multiply_tiles!("0", "4", "6");
+            multiply_tiles!("1", "4", "7");
+            multiply_tiles!("2", "5", "6");
+            multiply_tiles!("3", "5", "7");
+        }
     }
 }

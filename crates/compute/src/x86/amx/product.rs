@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// Cache lines of a tile.
 const TILE_LINES: usize = TILE_ROWS;
-/// Lines of the next pair's results so far that a step fetches, where k is in pieces: nearly all of 64 in 16 steps.
+/// Lines of the next pair's results so far that a step fetches, where k is in pieces: all 64 in a piece of 12 steps.
 const RESULT_LINES_IN_STEP: usize = 6;
 
 /// Multiplies a strip, and takes up what it finishes.
