@@ -81,7 +81,7 @@ impl Tiles {
 }
 
 // Nothing follows an operation on tiles at once: where another hyperthread shares the core, loads and products that
-// come one after the other take half as long again (docs/performance.md), and where none does, what does nothing
+// come one after the other take half as long again (docs/notes/cpu-kernels.md), and where none does, what does nothing
 // costs nothing.
 
 /// Loads a tile whose rows are so many bytes apart, into the first-level cache too, or past it.
