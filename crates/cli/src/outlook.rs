@@ -7,29 +7,23 @@ use crate::progress::say;
 use crate::setup::{self, Opened};
 use crate::{profile, units};
 use glinthawk_cluster::{Crowd, Layout, RunStats, allowed_cores};
-use glinthawk_jobs::{Generation, Input};
+use glinthawk_jobs::{RequestLength, Survey};
 use glinthawk_plan::{
     Deployment, Forecast, Kernels, Length, Place, Profile, Shape, Workload, even_slices, forecast,
 };
-use glinthawk_protocol::PromptId;
 use serde::Serialize;
-use serde_json::Value;
-use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::sync::Arc;
 
 /// Lines that are read to learn how long prompts are.
-const LINES_MAX: usize = 2000;
-/// Lines of a job that a forecast is given; more of the same take proportionally longer.
-const LINES_FORECAST: usize = 50_000;
+pub const LINES_SURVEYED: u64 = 2000;
+/// Prompts of a job that a forecast is given; more of the same take proportionally longer.
+const PROMPTS_FORECAST: usize = 50_000;
 /// Parameters times tokens from which on a job takes longer than a brief profile of the machine, by far.
 const WORK_PROFILED: f64 = 2e13;
 /// Batches that are weighed against each other.
 const BATCHES: [u32; 6] = [32, 64, 128, 256, 512, 1024];
 /// A gain below this is not worth another batch than the usual one.
 const GAIN_MIN: f64 = 0.02;
-/// Tokens a completion is taken to have where its request does not say how many it may have.
-const OUTPUT_DEFAULT: u32 = 256;
 
 /// What a job is expected to take.
 #[derive(Clone, Debug, Serialize)]
@@ -44,55 +38,45 @@ pub struct Outlook {
     pub usd: Option<f64>,
 }
 
-/// The lengths of a job's lines.
+/// The lengths of a job's prompts.
 pub struct Expected {
-    /// Those of some lines.
+    /// Those of some prompts.
     workload: Workload,
-    /// How many lines there are.
-    lines: usize,
+    /// How many prompts there are: a request with `n` choices is `n` prompts.
+    prompts: usize,
 }
 
 impl Expected {
-    /// Reads some lines of a job and counts the others; `None` where the input is not a file, or no line can be run.
-    pub fn of(input: &Input, opened: &Opened) -> Option<Self> {
-        let Input::File(path) = input else { return None };
-        let mut lengths = Vec::new();
-        let mut lines = 0;
-        for line in BufReader::new(File::open(path).ok()?).split(b'\n') {
-            let line = line.ok()?;
-            if line.iter().all(u8::is_ascii_whitespace) {
-                continue;
-            }
-            lines += 1;
-            if lines <= LINES_MAX
-                && let Some(length) = length(&line, opened)
-            {
-                lengths.push(length);
-            }
-        }
-        Some(Self { workload: Workload::new(&path.display().to_string(), lengths).ok()?, lines })
+    /// From a survey of the job's input; `None` where no line of it can be run.
+    pub fn of(survey: &Survey) -> Option<Self> {
+        let lengths: Vec<Length> = survey.lengths.iter().flat_map(prompts).collect();
+        // Lines that were not read are taken to be like those that were.
+        let share = survey.lines as f64 / survey.lines_read as f64;
+        let prompts = (lengths.len() as f64 * share).round() as usize;
+        Some(Self { workload: Workload::new("input", lengths).ok()?, prompts })
     }
 
     /// What matters of it for the engine's shape.
     pub fn crowd(&self) -> Crowd {
-        Crowd { prompts: self.lines, tokens: (self.tokens() / self.lines as f64) as usize }
+        let tokens = (self.tokens() / self.prompts as f64) as usize;
+        Crowd { prompts: self.prompts, tokens }
     }
 
-    /// Prompt and generated tokens of all lines.
+    /// Prompt and generated tokens of all prompts.
     fn tokens(&self) -> f64 {
         let read = self.workload.lengths().len() as f64;
-        (self.workload.rows() + read) * self.lines as f64 / read
+        (self.workload.rows() + read) * self.prompts as f64 / read
     }
 
-    /// What all lines take.
+    /// What all prompts take.
     fn forecast(&self, deployment: &Deployment) -> Forecast {
         let lengths = self.workload.lengths();
-        let lines = self.lines.min(LINES_FORECAST);
-        // The lines that were read stand for all.
-        let all = (0..lines).map(|line| lengths[line % lengths.len()]).collect();
+        let prompts = self.prompts.min(PROMPTS_FORECAST);
+        // The prompts that were read stand for all.
+        let all = (0..prompts).map(|prompt| lengths[prompt % lengths.len()]).collect();
         let all = Workload::new(&self.workload.name, all).expect("lengths that were valid");
         let mut forecast = forecast(deployment, &all, None);
-        let scale = self.lines as f64 / lines as f64;
+        let scale = self.prompts as f64 / prompts as f64;
         forecast.seconds *= scale;
         forecast.tokens *= scale;
         forecast
@@ -195,24 +179,10 @@ impl Outlook {
     }
 }
 
-/// A request's lengths; `None` where it cannot be run, and takes no time.
-fn length(line: &[u8], opened: &Opened) -> Option<Length> {
-    let mut value: Value = serde_json::from_slice(line).ok()?;
-    let mut body = match value.get_mut("body") {
-        Some(body) => body.take(),
-        None => value,
-    };
-    let fields = body.as_object_mut()?;
-    fields.remove("custom_id");
-    let says =
-        ["max_tokens", "max_completion_tokens"].iter().any(|name| fields.contains_key(*name));
-    let plain = fields.contains_key("prompt");
-    let prompt = Generation::new(Arc::clone(&opened.served), &body).ok()?.prompt(PromptId(0));
-    let output = match says || plain {
-        true => prompt.tokens_max,
-        false => prompt.tokens_max.min(OUTPUT_DEFAULT),
-    };
-    Some(Length { prompt: prompt.tokens.len(), output: output as usize })
+/// The prompts of one request.
+fn prompts(request: &RequestLength) -> impl Iterator<Item = Length> + use<> {
+    let (prompt, output) = (request.prompt_tokens as usize, request.output_tokens as usize);
+    std::iter::repeat_n(Length { prompt, output }, request.choices as usize)
 }
 
 /// The engine as a forecast sees it; `None` where it is not all on this machine, or the machine has no profile.

@@ -1,7 +1,7 @@
 //! `run`: the main job.
 
 use crate::args::RunArgs;
-use crate::outlook::{Expected, Outlook, choose_batch};
+use crate::outlook::{Expected, LINES_SURVEYED, Outlook, choose_batch};
 use crate::planned::Planned;
 use crate::progress::{JobProgress, say};
 use crate::{EXIT_LINES_FAILED, interrupt, setup, units};
@@ -19,8 +19,9 @@ use std::sync::atomic::Ordering;
 /// Runs a job, or continues it.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let output = output(args);
-    let options =
-        JobOptions { input: input(args)?, output: output.clone(), overwrite: args.overwrite };
+    let options = JobOptions { output: output.clone(), overwrite: args.overwrite };
+    // Before the model: an input that cannot be read is told at once. Everything reads this one.
+    let mut input = input(args).open()?;
     // A job of hours must not end with statistics that cannot be written.
     let stats_file = Report::create(args.stats.as_deref())?;
     let trace_file = Report::create(args.cluster.trace.as_deref())?;
@@ -34,7 +35,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         planned.check_layers(opened.model.config().layers)?;
     }
     let interrupted = interrupt::flag()?;
-    let expected = Expected::of(&options.input, &opened);
+    let survey = input.survey(&opened.served, LINES_SURVEYED)?;
+    let expected = survey.as_ref().and_then(Expected::of);
     if let Some(expected) = expected.as_ref().filter(|_| planned.is_none()) {
         match choose_batch(expected, &opened, (&engine_args, &cluster_args)) {
             Ok(Some(batch)) => engine_args.batch = Some(batch),
@@ -51,7 +53,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let mut cluster = setup::start(&engine_args, &cluster_args, &opened, crowd, &interrupted)?;
     let engine = &mut cluster.engine;
     // Last, because it may empty the output: nothing is lost to a bad option.
-    let mut job = Job::open(&options, Arc::clone(&opened.served))?;
+    let mut job = Job::open(input, &options, Arc::clone(&opened.served))?;
     if let Some(outlook) = &outlook {
         outlook.announce();
     }
@@ -100,13 +102,8 @@ struct Statistics<'a> {
     forecast: Option<&'a Outlook>,
 }
 
-/// The input, if it can be opened: better to know before a model is loaded.
-fn input(args: &RunArgs) -> anyhow::Result<Input> {
-    if is_dash(&args.input) {
-        return Ok(Input::Stdin);
-    }
-    File::open(&args.input).with_context(|| format!("cannot read {}", args.input.display()))?;
-    Ok(Input::File(args.input.clone()))
+fn input(args: &RunArgs) -> Input {
+    if is_dash(&args.input) { Input::Stdin } else { Input::File(args.input.clone()) }
 }
 
 fn is_dash(path: &Path) -> bool {

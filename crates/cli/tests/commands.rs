@@ -150,6 +150,58 @@ fn standard_input_goes_to_standard_output() {
     assert_eq!(case.results(), common::results(&finished.stdout));
 }
 
+/// Runs a shell command in which `$0` is the binary and `$1` the input; the output is the case's.
+fn run_shell(case: &Case, script: &str) -> Finished {
+    let mut shell = std::process::Command::new("bash");
+    shell.args(["-c", &format!("{script} --model {TINY} -o \"$2\"")]);
+    shell.arg(env!("CARGO_BIN_EXE_glinthawk")).arg(case.input()).arg(case.output());
+    Finished::of(&mut shell)
+}
+
+#[test]
+fn an_input_that_is_a_stream_is_read_once_and_whole() {
+    let case = Case::new(common::mixed_requests(9, 3, 8));
+    case.run(&[]).expect(0);
+    let expected = case.results();
+    let streams = [
+        "\"$0\" run <(cat \"$1\")",
+        "cat \"$1\" | \"$0\" run /dev/stdin",
+        "cat \"$1\" | \"$0\" run -",
+        "\"$0\" run - < \"$1\"",
+        "\"$0\" run /dev/stdin < \"$1\"",
+    ];
+    for script in streams {
+        fs::remove_file(case.output()).expect("there is an output");
+        run_shell(&case, script).expect(0);
+        assert!(case.results() == expected, "{script}");
+        // What is there from before is found again.
+        let again = run_shell(&case, script).expect(0);
+        assert!(again.stderr.contains("9 of them by an earlier run"), "{script}: {}", again.stderr);
+        assert!(case.results() == expected, "{script}");
+    }
+    // Standard input is a file, and something else has read its first line.
+    fs::remove_file(case.output()).expect("there is an output");
+    run_shell(&case, "exec < \"$1\"; read -r first; \"$0\" run -").expect(0);
+    assert!(case.results() == expected[1..]);
+}
+
+#[test]
+fn a_line_without_end_costs_no_memory() {
+    let case = Case::new("");
+    let mut input = fs::File::create(case.input()).expect("the input");
+    let mut write = |text: &str| input.write_all(text.as_bytes()).expect("written");
+    write("{\"prompt\":\"hello\",\"max_tokens\":2}\n{\"prompt\":[");
+    for _ in 0..70 {
+        write(&"[],".repeat(1 << 20));
+    }
+    write("[]]}\n");
+    let (finished, stats) = case.run_with_stats(&["--context-memory", "16MiB"]);
+    finished.expect(3);
+    assert_eq!(case.answers()["line-2"]["response"]["body"]["error"]["code"], "line_too_long");
+    let peak_bytes = stats["peak_memory_bytes"].as_u64().expect("measured");
+    assert!(peak_bytes < 200 << 20, "{peak_bytes} bytes for a line of 210 MiB");
+}
+
 #[test]
 fn the_output_lies_beside_the_input_by_default() {
     let case = Case::new("{\"prompt\":\"hello\"}\n");

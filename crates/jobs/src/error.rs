@@ -9,10 +9,10 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum JobError {
     /// The input cannot be opened.
-    #[error("cannot open input {path}")]
+    #[error("cannot open input {input}")]
     OpenInput {
-        /// The input.
-        path: PathBuf,
+        /// The input's name.
+        input: String,
         /// The system's reason.
         source: io::Error,
     },

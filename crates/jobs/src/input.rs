@@ -1,11 +1,16 @@
-//! Lines of an input, one at a time, in bounded memory.
+//! Lines of an input, one at a time, in bounded memory. An input is opened once; whatever reads it
+//! reads it through here.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use crate::error::JobError;
 
+/// Longer input lines get an error line; no more than one such line is ever held.
+pub const LINE_BYTES_MAX: usize = 16 << 20;
 const BUFFER_BYTES: usize = 256 << 10;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
@@ -19,31 +24,77 @@ pub enum Input {
 }
 
 impl Input {
-    /// The input, opened, and its size where that is known.
-    pub(crate) fn open(&self) -> Result<(Box<dyn BufRead + Send>, Option<u64>), JobError> {
-        match self {
-            Self::Stdin => {
-                Ok((Box::new(BufReader::with_capacity(BUFFER_BYTES, io::stdin())), None))
-            }
-            Self::File(path) => {
-                let fail = |source| JobError::OpenInput { path: path.clone(), source };
-                let file = File::open(path).map_err(fail)?;
-                let metadata = file.metadata().map_err(fail)?;
-                if metadata.is_dir() {
-                    return Err(fail(io::ErrorKind::IsADirectory.into()));
-                }
-                let size = metadata.is_file().then_some(metadata.len());
-                Ok((Box::new(BufReader::with_capacity(BUFFER_BYTES, file)), size))
-            }
+    /// Opens the input. A stream is opened by this call alone: what is read from it is gone.
+    pub fn open(&self) -> Result<OpenInput, JobError> {
+        let fail = |source| JobError::OpenInput { input: self.name(), source };
+        let mut file = match self {
+            Self::Stdin => io::stdin().as_fd().try_clone_to_owned().map(File::from),
+            Self::File(path) => File::open(path),
         }
+        .map_err(fail)?;
+        let metadata = file.metadata().map_err(fail)?;
+        if metadata.is_dir() {
+            return Err(fail(io::ErrorKind::IsADirectory.into()));
+        }
+        let extent = match metadata.is_file() {
+            true => {
+                // Standard input may be a file of which something else has read the beginning.
+                let start_bytes = file.stream_position().map_err(fail)?;
+                let bytes = metadata.len().saturating_sub(start_bytes);
+                Some(Extent { start_bytes, bytes })
+            }
+            false => None,
+        };
+        let lines = LineReader::new(BufReader::with_capacity(BUFFER_BYTES, file), LINE_BYTES_MAX);
+        let identity = extent.map(|_| (metadata.dev(), metadata.ino()));
+        Ok(OpenInput { name: self.name(), identity, extent, lines })
     }
 
     /// For messages.
-    pub(crate) fn name(&self) -> String {
+    fn name(&self) -> String {
         match self {
             Self::Stdin => "standard input".to_owned(),
             Self::File(path) => path.display().to_string(),
         }
+    }
+}
+
+/// An open input: a regular file, which can be read again, or a stream, which cannot.
+pub struct OpenInput {
+    /// For messages.
+    pub(crate) name: String,
+    /// Device and inode of a regular file.
+    pub(crate) identity: Option<(u64, u64)>,
+    extent: Option<Extent>,
+    pub(crate) lines: LineReader<BufReader<File>>,
+}
+
+/// The part of a regular file that is the input.
+#[derive(Clone, Copy)]
+struct Extent {
+    start_bytes: u64,
+    bytes: u64,
+}
+
+impl OpenInput {
+    /// Size of a regular file; nothing is known of a stream.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        self.extent.map(|extent| extent.bytes)
+    }
+
+    /// Goes back to the first line of a regular file.
+    pub(crate) fn rewind(&mut self) -> Result<(), JobError> {
+        let extent = self.extent.expect("only regular files are read twice");
+        let lines = &mut self.lines;
+        (lines.number, lines.position_bytes) = (0, 0);
+        let sought = lines.source.seek(SeekFrom::Start(extent.start_bytes));
+        sought.map_err(|source| self.read_error(source))?;
+        Ok(())
+    }
+
+    /// Names the input and the line in an error.
+    pub(crate) fn read_error(&self, source: io::Error) -> JobError {
+        JobError::ReadInput { input: self.name.clone(), line: self.lines.number, source }
     }
 }
 

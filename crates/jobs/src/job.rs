@@ -2,6 +2,8 @@
 //! whoever runs one takes prompts from here and brings back what came of them.
 
 use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -11,7 +13,7 @@ use glinthawk_protocol::{Completion, Generated, Prompt, PromptId};
 
 use crate::choice::Choice;
 use crate::error::JobError;
-use crate::input::Input;
+use crate::input::OpenInput;
 use crate::key::Key;
 use crate::output::{Output, Writer};
 use crate::reader::{self, Counters, Item};
@@ -19,15 +21,14 @@ use crate::request::{CHOICES_MAX, Request};
 use crate::response::{Answer, answered_line, refused_line, rejected_line};
 use crate::served::ServedModel;
 use crate::stop::StopWatch;
+use crate::survey::scaled;
 
 /// Bad lines that one call for a prompt works off, so that the engine does not wait for many.
 const REFUSALS_PER_CALL: usize = 64;
 
-/// What to run and where the results go.
+/// Where the results go.
 #[derive(Clone, Debug)]
 pub struct JobOptions {
-    /// Where requests come from.
-    pub input: Input,
     /// Where results go.
     pub output: Output,
     /// Start anew instead of continuing what the output holds.
@@ -106,20 +107,17 @@ struct OpenLine {
 }
 
 impl Job {
-    /// Opens input and output, finds what is done already, and starts reading.
-    pub fn open(options: &JobOptions, model: Arc<ServedModel>) -> Result<Self, JobError> {
-        let (source, input_bytes) = options.input.open()?;
-        refuse_same_file(options)?;
+    /// Opens the output, finds what is done already, and starts reading.
+    pub fn open(
+        input: OpenInput,
+        options: &JobOptions,
+        model: Arc<ServedModel>,
+    ) -> Result<Self, JobError> {
+        refuse_same_file(&input, &options.output)?;
         let (writer, results) = Writer::open(&options.output, options.overwrite)?;
         let counters = Arc::new(Counters::default());
-        let input_name = options.input.name();
-        let items = reader::start(
-            input_name.clone(),
-            source,
-            Arc::clone(&model),
-            results,
-            Arc::clone(&counters),
-        )?;
+        let (input_name, input_bytes) = (input.name.clone(), input.bytes());
+        let items = reader::start(input, Arc::clone(&model), results, Arc::clone(&counters))?;
         Ok(Self {
             model,
             input_name,
@@ -202,16 +200,12 @@ impl Job {
     pub fn progress(&self) -> Progress {
         let lines = self.counters.lines.load(Ordering::Relaxed);
         let bytes = self.counters.bytes.load(Ordering::Relaxed);
-        let estimate = |total: u64| {
-            let share = u128::from(lines) * u128::from(total) / u128::from(bytes.max(1));
-            u64::try_from(share).unwrap_or(u64::MAX)
-        };
         let (succeeded, failed) = self.resumed();
         Progress {
             lines_done: self.summary.succeeded + self.summary.failed + succeeded + failed,
             lines_total: match self.input_bytes {
                 _ if self.exhausted => Some(lines),
-                Some(total) if lines > 0 => Some(estimate(total)),
+                Some(total) if lines > 0 => Some(scaled(lines, total, bytes)),
                 _ => None,
             },
         }
@@ -334,12 +328,12 @@ fn open_line(lines: &mut HashMap<u64, OpenLine>, id: PromptId) -> (&mut OpenLine
     (line, (id.0 % u64::from(CHOICES_MAX)) as usize)
 }
 
-fn refuse_same_file(options: &JobOptions) -> Result<(), JobError> {
-    if let (Input::File(input), Output::File(output)) = (&options.input, &options.output)
-        && let (Ok(input), Ok(same)) = (input.canonicalize(), output.canonicalize())
-        && input == same
+/// By device and inode, because a file may have several names.
+fn refuse_same_file(input: &OpenInput, output: &Output) -> Result<(), JobError> {
+    if let (Some(input), Output::File(path)) = (input.identity, output)
+        && fs::metadata(path).is_ok_and(|output| (output.dev(), output.ino()) == input)
     {
-        return Err(JobError::SameFile { path: output.clone() });
+        return Err(JobError::SameFile { path: path.clone() });
     }
     Ok(())
 }

@@ -61,6 +61,8 @@ pub(crate) struct Request {
     pub(crate) endpoint: Endpoint,
     pub(crate) tokens: Vec<u32>,
     tokens_max: u32,
+    /// Whether `tokens_max` is the request's own limit, not all that the context has room for.
+    limited: bool,
     /// Sorted.
     stop_ids: Vec<u32>,
     pub(crate) stop_strings: Vec<String>,
@@ -112,6 +114,7 @@ impl Request {
         Ok(Self {
             endpoint,
             tokens_max: tokens_max.map_or(room, |wanted| wanted.min(room)),
+            limited: tokens_max.is_some(),
             tokens,
             stop_ids,
             stop_strings,
@@ -124,6 +127,12 @@ impl Request {
     /// Whether generating this token ends a completion.
     pub(crate) fn ends_at(&self, token: u32) -> bool {
         self.stop_ids.binary_search(&token).is_ok()
+    }
+
+    /// Tokens of a completion for forecasts: as many as it may have, or `assumed` where the request
+    /// does not say.
+    pub(crate) fn output_tokens(&self, assumed: u32) -> u32 {
+        if self.limited { self.tokens_max } else { self.tokens_max.min(assumed) }
     }
 
     pub(crate) fn wants_logprobs(&self) -> bool {

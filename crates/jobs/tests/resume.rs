@@ -203,12 +203,10 @@ fn a_bad_place_for_input_or_output_is_told() {
     let case = mixed_case(10);
     let folder = case.folder.path();
     let open = |input: &str, output: &str| {
-        let options = JobOptions {
-            input: Input::File(folder.join(input)),
-            output: Output::File(folder.join(output)),
-            overwrite: true,
-        };
-        Job::open(&options, case.model.clone().into()).err().unwrap().to_string()
+        let options = JobOptions { output: Output::File(folder.join(output)), overwrite: true };
+        let input = Input::File(folder.join(input)).open();
+        let job = input.and_then(|input| Job::open(input, &options, case.model.clone().into()));
+        job.err().unwrap().to_string()
     };
     assert!(open("missing.jsonl", "out.jsonl").starts_with("cannot open input "));
     assert!(open(".", "out.jsonl").starts_with("cannot open input "));
@@ -222,24 +220,16 @@ fn a_bad_place_for_input_or_output_is_told() {
 #[test]
 fn a_device_takes_results_and_resumes_nothing() {
     let case = mixed_case(10);
-    let options = JobOptions {
-        input: Input::File(case.input()),
-        output: Output::File("/dev/null".into()),
-        overwrite: false,
-    };
-    let job = Job::open(&options, case.model.clone().into()).unwrap();
+    let options = JobOptions { output: Output::File("/dev/null".into()), overwrite: false };
+    let job = Job::open(case.open_input(), &options, case.model.clone().into()).unwrap();
     assert!(!job.close().unwrap().complete);
 }
 
 #[test]
 fn a_full_disk_ends_the_job() {
     let case = Case::new("{\"prompt\":\"\"}\n");
-    let options = JobOptions {
-        input: Input::File(case.input()),
-        output: Output::File("/dev/full".into()),
-        overwrite: false,
-    };
-    let mut job = Job::open(&options, case.model.clone().into()).unwrap();
+    let options = JobOptions { output: Output::File("/dev/full".into()), overwrite: false };
+    let mut job = Job::open(case.open_input(), &options, case.model.clone().into()).unwrap();
     let error = loop {
         match job.next(Duration::from_millis(20)) {
             Ok(Next::Later) => {}

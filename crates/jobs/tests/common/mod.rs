@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use glinthawk_jobs::{Input, Job, JobError, JobOptions, JobSummary, Next, Output, ServedModel};
+use glinthawk_jobs::{
+    Input, Job, JobError, JobOptions, JobSummary, Next, OpenInput, Output, ServedModel,
+};
 use glinthawk_model::{ChatTemplate, Tokenizer};
 use glinthawk_protocol::{Completion, Finish, Generated, Prompt};
 use serde_json::Value;
@@ -107,13 +109,13 @@ impl Case {
         self.folder.path().join("out.jsonl")
     }
 
+    pub fn open_input(&self) -> OpenInput {
+        Input::File(self.input()).open().unwrap()
+    }
+
     pub fn open(&self) -> Result<Job, JobError> {
-        let options = JobOptions {
-            input: Input::File(self.input()),
-            output: Output::File(self.output()),
-            overwrite: self.overwrite,
-        };
-        Job::open(&options, Arc::new(self.model.clone()))
+        let options = JobOptions { output: Output::File(self.output()), overwrite: self.overwrite };
+        Job::open(self.open_input(), &options, Arc::new(self.model.clone()))
     }
 
     /// Runs to the end, with up to seven prompts in the engine, the latest finishing first.

@@ -1,0 +1,88 @@
+//! What is known of an input before its job: lines, lengths, and nothing that the job would not see.
+
+mod common;
+
+use common::Case;
+use glinthawk_jobs::{OUTPUT_TOKENS_ASSUMED, RequestLength, Survey};
+
+fn survey(case: &Case, lines_max: u64) -> Survey {
+    let mut input = case.open_input();
+    let first = input.survey(&case.model, lines_max).unwrap();
+    let second = input.survey(&case.model, lines_max).unwrap();
+    assert_eq!(first, second, "the survey goes back to the first line");
+    first.expect("a regular file")
+}
+
+fn check(input: &str, lines: u64, lengths: &[(u32, u32, u32)]) {
+    let surveyed = survey(&Case::new(input), u64::MAX);
+    let length = |&(prompt_tokens, output_tokens, choices)| RequestLength {
+        prompt_tokens,
+        output_tokens,
+        choices,
+    };
+    assert_eq!((surveyed.lines, surveyed.lines_read), (lines, lines), "{input}");
+    assert_eq!(surveyed.lengths, lengths.iter().map(length).collect::<Vec<_>>(), "{input}");
+}
+
+#[test]
+fn lengths_are_those_that_the_job_will_run() {
+    check("", 0, &[]);
+    check("\n \r\n", 0, &[]);
+    check(
+        "{\"prompt\":\"abc\"}\n\n{\"prompt\":[1,2],\"max_tokens\":5,\"n\":3}",
+        2,
+        &[(3, 16, 1), (2, 5, 3)],
+    );
+    // Refused lines take no time: not JSON, an unknown field, a custom id that is taken, no room.
+    let long = format!("{{\"prompt\":\"{}\"}}", "x".repeat(64));
+    check("not json\n{\"prompt\":\"a\",\"typo\":1}", 2, &[]);
+    check(
+        "{\"custom_id\":\"a\",\"prompt\":\"b\"}\n{\"custom_id\":\"a\",\"prompt\":\"b\"}",
+        2,
+        &[(1, 16, 1)],
+    );
+    check(&long, 1, &[]);
+    // More output than the context has room for is cut.
+    check("{\"prompt\":\"abc\",\"max_tokens\":900000}", 1, &[(3, 61, 1)]);
+}
+
+#[test]
+fn a_chat_is_as_long_as_its_template_makes_it() {
+    let chat = "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}";
+    let mut case = Case::new(chat);
+    case.model.context_max = 10_000;
+    let rendered = "<user>hi<assistant>".len() as u32;
+    let expected =
+        RequestLength { prompt_tokens: rendered, output_tokens: OUTPUT_TOKENS_ASSUMED, choices: 1 };
+    assert_eq!(survey(&case, u64::MAX).lengths, [expected]);
+}
+
+#[test]
+fn lines_that_are_not_read_are_estimated_from_their_bytes() {
+    let line = "{\"prompt\":\"abc\"}\n";
+    let surveyed = survey(&Case::new(line.repeat(500)), 20);
+    assert_eq!((surveyed.lines, surveyed.lines_read, surveyed.lengths.len()), (500, 20, 20));
+    let surveyed = survey(&Case::new(line.repeat(20)), 20);
+    assert_eq!((surveyed.lines, surveyed.lines_read), (20, 20));
+}
+
+#[test]
+fn a_survey_takes_nothing_from_the_job() {
+    let case = Case::new("{\"prompt\":\"abc\"}\n{\"prompt\":\"abd\"}\n");
+    let mut input = case.open_input();
+    input.survey(&case.model, 1).unwrap();
+    let options = glinthawk_jobs::JobOptions {
+        output: glinthawk_jobs::Output::File(case.output()),
+        overwrite: false,
+    };
+    let mut job = glinthawk_jobs::Job::open(input, &options, case.model.clone().into()).unwrap();
+    let mut prompts = Vec::new();
+    loop {
+        match job.next(std::time::Duration::from_millis(20)).unwrap() {
+            glinthawk_jobs::Next::Prompt(prompt) => prompts.push(prompt.tokens),
+            glinthawk_jobs::Next::Later => {}
+            glinthawk_jobs::Next::Exhausted => break,
+        }
+    }
+    assert_eq!(prompts, [[97, 98, 99], [97, 98, 100]]);
+}
