@@ -26,7 +26,7 @@ const READ_BYTES: usize = 1 << 30;
 pub struct Timing {
     /// Wall time.
     pub seconds: f64,
-    /// Multiplications and additions, of which a multiply-add is two.
+    /// Multiplications and additions; a multiply-add counts as two.
     pub operations: f64,
     /// Bytes of weights or context that had to be read.
     pub bytes: f64,
@@ -122,7 +122,7 @@ pub struct WeightBench {
 }
 
 impl WeightBench {
-    /// Loads layers of a model, and its classifier where asked for.
+    /// Loads layers of a model, and its classifier if asked for.
     pub fn new(
         model: &Model,
         layers: Range<usize>,
@@ -186,7 +186,7 @@ impl WeightBench {
     }
 }
 
-/// As many of one layer's pages as `bytes` bytes hold in bf16, filled; and how many.
+/// Fills as many of one layer's bf16 pages as fit in `bytes` bytes; returns them and their number.
 fn filled_pages(
     config: &ModelConfig,
     bytes: usize,
@@ -209,8 +209,8 @@ pub struct ContextBench {
 }
 
 impl ContextBench {
-    /// As many of one layer's pages as `bytes` bytes hold in bf16, filled: rows are as many and as
-    /// long for every type.
+    /// Fills as many of one layer's pages as would fit in `bytes` bytes of bf16, so that the rows
+    /// are the same for every context type.
     pub fn new(
         config: &ModelConfig,
         bytes: usize,
@@ -223,7 +223,7 @@ impl ContextBench {
     }
 
     /// One decode row for each context of `positions` positions that fits, `rows_max` at most.
-    /// Their pages lie as they do after growing side by side: scattered.
+    /// Their pages are scattered, as they are after contexts have grown side by side.
     pub fn decode(&mut self, positions: usize, rows_max: usize) -> Timing {
         let pages_each = positions.div_ceil(PAGE_POSITIONS as usize);
         let rows = (self.pages / pages_each).min(rows_max);

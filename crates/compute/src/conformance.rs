@@ -7,12 +7,12 @@ mod weights;
 
 use crate::Isa;
 
-/// Every path of this machine but the oracle itself.
+/// Every path this machine has, except the oracle itself.
 fn fast_paths() -> Vec<Isa> {
     Isa::available().into_iter().filter(|&isa| isa != Isa::Portable).collect()
 }
 
-/// Fails where a value is further off than `tolerance` times the largest expected one.
+/// Fails if a value is off by more than `tolerance` times the largest expected value.
 #[track_caller]
 fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(found.len(), expected.len(), "{what}: lengths");

@@ -1,4 +1,4 @@
-//! What keys and values are kept as, and how a position is made int8.
+//! How keys and values are stored, and how a position becomes int8.
 
 use crate::ComputeError;
 use glinthawk_flight::PAGE_POSITIONS;
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// What keys and values are kept as.
+/// How keys and values are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ContextType {
-    /// As they come.
+    /// As they arrive.
     #[default]
     Bf16,
     /// Eight bits each, and an f32 scale for each position, head, and keys or values.
@@ -58,15 +58,15 @@ const SIGN_BIT: u16 = 0x8000;
 /// Makes one position's keys or values of one head int8: values ≈ scale · codes, where
 /// scale = max |value| / 127, which is returned, and code = value / scale, ties to even.
 ///
-/// A scale for a whole page would have to grow as positions are added to it: a row would see other
-/// numbers when later rows are already stored, as they are in a chunk, than when they are not. So a
-/// position has its own, and a row's bits depend on the row alone.
+/// Each position has its own scale, so that a row's bits depend on the row alone. A scale for a
+/// whole page would grow as positions are added, and a row would see other numbers if later rows of
+/// its chunk are already stored.
 ///
-/// A value that is not finite makes the scale so, and whatever sees the position NaN.
+/// A value that is not finite makes the scale not finite, and every row that sees the position NaN.
 #[inline(always)]
 pub(crate) fn quantise(values: &[bf16], codes: &mut [i8]) -> f32 {
     let wide = |bits: u16| f32::from_bits(u32::from(bits) << 16);
-    // Without their sign, the bits of floats are ordered as their values are, NaN above all.
+    // Without the sign, the bits of floats have the same order as their values, with NaN on top.
     let largest = values.iter().fold(0, |most, value| (value.to_bits() & !SIGN_BIT).max(most));
     let scale = wide(largest) / 127.0;
     let divisor = if scale == 0.0 { 1.0 } else { scale };

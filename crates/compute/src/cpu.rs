@@ -44,7 +44,7 @@ macro_rules! each {
 }
 
 impl CpuWeights {
-    /// Reads a slice of a model, packed for `isa`. `progress` hears of bytes done and in all.
+    /// Reads a slice of a model, packed for `isa`. `progress` is told the bytes done and the total.
     pub fn load(
         model: &Model,
         spec: SliceSpec,
@@ -93,7 +93,7 @@ impl CpuWeights {
     }
 }
 
-/// A byte of which bf16, int8 and f32 that consist of it are ordinary numbers.
+/// A byte that makes ordinary numbers when repeated as bf16, int8 or f32.
 const FILL: u8 = 0x3e;
 
 /// Bytes of matrices that a slice reads.

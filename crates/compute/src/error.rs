@@ -14,13 +14,13 @@ pub enum ComputeError {
         /// Those there are, by name.
         available: String,
     },
-    /// A name that is no instruction set.
+    /// The name of no instruction set.
     #[error("unknown instruction set {name:?} (known: portable, avx2, avx512, avx512bf16, amx)")]
     IsaUnknown {
         /// The name as given.
         name: String,
     },
-    /// A name that is no type of contexts.
+    /// The name of no context type.
     #[error("unknown context type {name:?} (known: bf16, int8)")]
     ContextTypeUnknown {
         /// The name as given.
@@ -37,7 +37,7 @@ pub enum ComputeError {
     Memory {
         /// What the memory was for.
         what: &'static str,
-        /// How much was asked for; `usize::MAX` where the product overflowed.
+        /// How much was asked for; `usize::MAX` if the size overflowed.
         bytes: usize,
     },
     /// A thread of the pool could not be started.

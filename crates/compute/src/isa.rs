@@ -32,7 +32,7 @@ impl Isa {
         Self::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
-    /// Fails where this machine lacks the path.
+    /// Fails if this machine lacks the path.
     pub fn require(self) -> Result<(), ComputeError> {
         if self.is_available() {
             return Ok(());
@@ -76,8 +76,8 @@ impl Isa {
     }
 }
 
-/// Whether the processor has AMX bf16 tiles and the kernel lets this process use them. Asking is
-/// what grants: the permission holds for the whole process, threads started later included.
+/// Whether the processor has AMX bf16 tiles and the kernel lets this process use them. Asking also
+/// grants the permission, for the whole process and for threads started later.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn tiles_granted() -> bool {
     use std::arch::asm;

@@ -8,11 +8,11 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Blocks from this size on are aligned to, and asked to consist of, huge pages.
+/// Blocks of at least this size are aligned to huge pages and ask for them.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Bytes of a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
-/// What the allocator aligns anyway: a larger demand would make it zero, and touch, the whole block.
+/// The allocator's own alignment. Asking for more would make it zero, and so touch, the whole block.
 const BASE_ALIGN_BYTES: usize = 16;
 /// What an arena asks for at a time.
 const ARENA_BYTES: usize = 64 << 20;
@@ -159,7 +159,8 @@ impl<'a, T> SharedMut<'a, T> {
         Self { pointer: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
-    /// Where `len` values from `start` stand, for those who share them more finely than in slices.
+    /// Pointer to `len` values from `start`, for callers that share them more finely than in
+    /// slices.
     pub(crate) fn place(&self, start: usize, len: usize) -> *mut T {
         assert!(
             start <= self.len && len <= self.len - start,

@@ -1,5 +1,5 @@
-//! The oracle: plain loops in f32 over weights and pages as they come. Every other backend is
-//! tested against this one.
+//! The oracle: plain loops in f32 over unpacked weights and pages. Every other backend is tested
+//! against this one.
 
 mod context;
 mod product;

@@ -40,9 +40,9 @@ pub struct Sampler<'a> {
 pub struct Sampled {
     /// The token.
     pub token: u32,
-    /// Its natural-log probability under the model's own distribution; 0 where not asked for.
+    /// Its natural-log probability under the model's own distribution; 0 if not asked for.
     pub logprob: f32,
-    /// The likeliest tokens with theirs, likeliest first; empty where not asked for.
+    /// The likeliest tokens with their log-probabilities, likeliest first; empty if not asked for.
     pub alternatives: Vec<(u32, f32)>,
 }
 
@@ -60,7 +60,7 @@ impl Candidate {
     }
 }
 
-/// Picks a token. NaN logits count as impossible; where nothing is possible, token 0 is picked.
+/// Picks a token. NaN logits count as impossible; if nothing is possible, token 0 is picked.
 pub fn sample(logits: &mut [f32], sampler: &Sampler<'_>) -> Sampled {
     for logit in logits.iter_mut() {
         // Adding 0 turns -0 into 0, so that the order of bits is the order of values.
@@ -121,7 +121,7 @@ fn adjust(logits: &mut [f32], sampler: &Sampler<'_>, mut changed: impl FnMut(u32
     }
 }
 
-/// Picks a token, using the logits up.
+/// Picks a token and overwrites the logits.
 fn pick(logits: &mut [f32], sampler: &Sampler<'_>) -> u32 {
     let best = argmax(logits);
     let max = logits.get(best as usize).copied().unwrap_or(f32::NEG_INFINITY);
@@ -158,7 +158,7 @@ fn pick(logits: &mut [f32], sampler: &Sampler<'_>) -> u32 {
 fn draw_in_order(weights: &[f32], draw: f64) -> u32 {
     let sums: Vec<f64> = weights.chunks(BLOCK).map(sum).collect();
     let mut left = draw * sums.iter().sum::<f64>();
-    // The last block with any weight, should rounding carry the draw past the end.
+    // The last block with any weight, in case rounding carries the draw past the end.
     let mut block = sums.iter().rposition(|&sum| sum > 0.0).unwrap_or(0);
     for (index, &sum) in sums.iter().enumerate() {
         if left < sum {
@@ -181,12 +181,12 @@ fn draw_in_order(weights: &[f32], draw: f64) -> u32 {
     token as u32
 }
 
-/// Zeroes all weights but the largest that together reach `top_p` of their sum; of equals at the
-/// edge, the lower ids are kept.
+/// Keeps the largest weights that together reach `top_p` of the sum, and zeroes the rest. Among
+/// equal weights at the edge, the lower ids are kept.
 fn keep_nucleus(weights: &mut [f32], top_p: f32) {
     let goal = f64::from(top_p) * weights.chunks(BLOCK).map(sum).sum::<f64>();
-    // Looks only as far below the largest, which is 1, as it must: far in flat distributions, but
-    // not in peaked ones, the usual.
+    // Looks only as far below the largest weight, which is 1, as necessary. That is far for flat
+    // distributions, but the usual ones are peaked.
     let mut kept: Vec<f32> = Vec::new();
     for floor in [0.1, 0.01, 1e-4, f32::MIN_POSITIVE] {
         kept.clear();
@@ -195,12 +195,13 @@ fn keep_nucleus(weights: &mut [f32], top_p: f32) {
             break;
         }
     }
-    // Parts the larger half from the smaller, and goes on in that where the sum gets to the goal.
+    // Splits the weights into a larger and a smaller half, and continues in the half in which the
+    // sum reaches the goal.
     let mut rest = &mut kept[..];
     let mut above = 0.0;
     while rest.len() > 1 {
         let middle = rest.len() / 2;
-        // Weights are positive: their bits compare as they do.
+        // Weights are positive, so their bits compare as the values do.
         rest.select_nth_unstable_by_key(middle, |weight| std::cmp::Reverse(weight.to_bits()));
         let (larger, smaller) = rest.split_at_mut(middle);
         let mass = sum(larger);
@@ -259,8 +260,8 @@ fn draw_ranked(
     candidates[kept - 1].token
 }
 
-/// The `count` likeliest tokens, ranked. One pass that skips whatever is no better than the worst
-/// kept: ids ascend, so an equal newcomer would rank behind.
+/// The `count` likeliest tokens, ranked. One pass that skips every token no better than the worst
+/// kept. Ids ascend, so an equal newcomer would rank behind.
 fn likeliest(logits: &[f32], count: usize) -> Vec<Candidate> {
     let count = count.min(logits.len());
     if count == 0 {
@@ -302,7 +303,7 @@ fn sum(weights: &[f32]) -> f64 {
     total
 }
 
-/// ln Σ e^logit; 0 where nothing is possible.
+/// ln Σ e^logit; 0 if nothing is possible.
 fn log_sum_exp(logits: &[f32]) -> f32 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if !max.is_finite() {

@@ -54,9 +54,9 @@ thread_local! {
 }
 
 impl Threads {
-    /// A pool of `count` participants: the caller and `count - 1` threads of its own, each pinned to
-    /// a core where the process has just that many; with cores to spare the system places them better,
-    /// for it knows who else is there.
+    /// A pool of `count` participants: the caller and `count - 1` threads of its own. If the process
+    /// has exactly `count` cores, each is pinned to one. With cores to spare, the system places them
+    /// better, because it knows what else is running.
     pub fn new(count: usize) -> Result<Self, ComputeError> {
         assert!(count > 0, "a pool has at least its caller");
         let cores = Some(allowed_cores()).filter(|cores| cores.len() == count).unwrap_or_default();
@@ -88,7 +88,7 @@ impl Threads {
         self.workers.len() + 1
     }
 
-    /// Pins the calling thread to the pool's first core: for the thread that will call `run`.
+    /// Pins the calling thread to the pool's first core. Meant for the thread that will call `run`.
     pub fn pin_caller(&self) {
         pin(self.cores.first().copied());
     }
@@ -110,7 +110,7 @@ impl Threads {
         }
         let erased: &(dyn Fn(usize, usize) + Sync) = &task;
         // SAFETY: only the lifetime changes; `task` outlives the job because `run` waits below for
-        // every worker, also when the caller's own share panics.
+        // every worker, even if the caller's own part panics.
         let job: Job =
             unsafe { std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), Job>(erased) };
         // SAFETY: `taken` is held and `running` is zero: no worker reads these now.
@@ -144,7 +144,8 @@ impl Threads {
         assert!(!panicked, "a kernel thread panicked");
     }
 
-    /// Runs `task(index)` for every index below `tasks`, whichever participant is free taking the next.
+    /// Runs `task(index)` for every index below `tasks`; the next free participant takes the next
+    /// index.
     pub fn for_each<F: Fn(usize) + Sync>(&self, tasks: usize, task: F) {
         if tasks <= 1 || self.count() == 1 {
             return (0..tasks).for_each(task);

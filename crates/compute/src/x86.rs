@@ -29,7 +29,8 @@ macro_rules! for_each_isa {
         $(#[$meta])*
         ///
         /// # Safety
-        /// The machine has `isa`, and the arguments are as the generic function wants them.
+        /// The machine has `isa`, and the arguments meet the generic function's
+        /// requirements.
         pub(super) unsafe fn $name$(<$type: $bound>)?(isa: $crate::Isa, $($argument: $kind),*) {
             #[target_feature(enable = "avx2,fma")]
             unsafe fn avx2$(<$type: $bound>)?($($argument: $kind),*) {

@@ -92,8 +92,7 @@ impl StageBench {
         }
     }
 
-    /// Seconds of a stage for `rows` rows in the next layer, and in those after it for as many
-    /// `layers` in all; the mean of one layer.
+    /// Mean seconds per layer of a stage for `rows` rows, over the next `layers` layers.
     pub fn stage(&mut self, stage: Stage, rows: usize, layers: usize) -> f64 {
         let started = Instant::now();
         for _ in 0..layers {
@@ -168,15 +167,17 @@ pub struct AttentionBench {
     config: ModelConfig,
     context: CpuContext,
     pages: usize,
-    /// Calls in whose pages the rows of a call lie elsewhere, as those of another layer do.
+    /// After how many calls the same pages are used again. Until then each call uses other pages,
+    /// as another layer would.
     layers: usize,
     calls: usize,
-    /// As in the engine: a fresh buffer's pages would first have to be found by the system.
+    /// Kept between calls, as in the engine: the system would have to map a fresh buffer's pages
+    /// first.
     pool: Pool,
 }
 
 impl AttentionBench {
-    /// Pages of `bytes` bytes in all, filled, that pass for those of `layers` layers.
+    /// Fills pages of `bytes` bytes in all, used as if they belonged to `layers` layers.
     pub fn new(
         config: &ModelConfig,
         layers: usize,
@@ -188,14 +189,14 @@ impl AttentionBench {
         Ok(Self { config: config.clone(), context, pages, layers, calls: 0, pool: Pool::new(2) })
     }
 
-    /// Whether so many contexts of so many positions fit.
+    /// Whether this many contexts of this many positions fit.
     pub fn holds(&self, prompts: usize, positions: usize) -> bool {
         prompts * positions.div_ceil(PAGE_POSITIONS as usize) <= self.pages
     }
 
     /// Seconds of one layer's attention: the last `rows` positions of each of `prompts` contexts of
     /// `positions` positions. One row each is decoding, many rows of one prompt are its prefill.
-    /// Their pages lie as they do after growing side by side: scattered.
+    /// Their pages are scattered, as they are after contexts have grown side by side.
     pub fn attend(&mut self, prompts: usize, rows: usize, positions: usize) -> f64 {
         let pages_each = positions.div_ceil(PAGE_POSITIONS as usize);
         let needed = prompts * pages_each;

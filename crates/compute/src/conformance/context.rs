@@ -127,7 +127,7 @@ fn bits_depend_on_the_row_alone() {
     let shapes = [None, Some(100)].map(|window| Shape { window, ..base.clone() });
     for shape in of_every_type(shapes.to_vec()) {
         for isa in Isa::available() {
-            // Long enough for several splits, where the path is fast enough for the test.
+            // Long enough for several splits, if the path is fast enough for the test.
             let end = if isa == Isa::Portable { 100 } else { 2100 };
             let prompt = Prompt::new(1, end as usize, 2);
             let other = Prompt::new(2, 40, 2);

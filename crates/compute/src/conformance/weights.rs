@@ -157,14 +157,15 @@ fn bits_depend_on_the_row_alone() {
         ..Shape::default()
     };
     bits_are_the_same_in_any_company(&big);
-    // Heads of which all that is done is to rotate them, with all of k at once and in pieces.
+    // Heads that are only rotated, with all of k at once and in pieces.
     let plain = Shape { qk_norm: false, ..big.clone() };
     bits_are_the_same_in_any_company(&plain);
     bits_are_the_same_in_any_company(&Shape { hidden: 1700, feed_forward: 200, ..plain });
-    // So many inputs that k is in pieces, all panels before the next; in units of two panels, and of whole heads.
+    // Enough inputs to cut k into pieces (all panels meet one piece before the next), in units of two panels and
+    // of whole heads.
     bits_are_the_same_in_any_company(&Shape { feed_forward: 1700, ..big.clone() });
     bits_are_the_same_in_any_company(&Shape { hidden: 1700, feed_forward: 200, ..big.clone() });
-    // Pieces of k where weights are used once.
+    // Pieces of k when weights are used once.
     bits_are_the_same_in_any_company(&Shape { feed_forward: 4200, ..big });
 }
 
@@ -175,7 +176,7 @@ fn bits_are_the_same_in_any_company(big: &Shape) {
             [0u64, 5].map(|row| bits_of(&run(&mut alone, big, &[&[row]]), big, 0)).to_vec();
         for threads in [1, 2, 3] {
             let mut weights = big.weights(isa, threads, 600);
-            // More rows than one block of rows holds, where the path is fast enough for the test.
+            // More rows than one block of rows holds, if the path is fast enough for the test.
             let many = if isa == Isa::Portable { 40 } else { 570 };
             let rest: Vec<u64> = (6..many).collect();
             for shards in

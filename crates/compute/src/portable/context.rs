@@ -1,5 +1,5 @@
-//! Tier 2's work in plain loops: pages of row-major keys and values, softmax in two passes. Where
-//! contexts are int8, a key's scale multiplies its score, and a value's its weight.
+//! Tier 2's work in plain loops: pages of row-major keys and values, softmax in two passes. For
+//! int8 contexts, a key's scale multiplies its score, and a value's scale multiplies its weight.
 
 use super::product::dot;
 use crate::context_type::quantise;
@@ -63,7 +63,8 @@ impl PortableContext {
         }
     }
 
-    /// Which of all heads' keys (0) or values (1) those of a position's first head are.
+    /// Index of the keys (0) or values (1) of a position's first head among all heads' keys and
+    /// values.
     fn place(&self, layer: usize, page: u32, which: usize, position: usize) -> usize {
         assert!((page as usize) < self.pages, "page {page} of {}", self.pages);
         (((layer * self.pages + page as usize) * 2 + which) * PAGE + position % PAGE)
@@ -85,7 +86,7 @@ impl PortableContext {
         }
     }
 
-    /// Reads the keys or values of one head: returns a scale, by which `into` is to be multiplied.
+    /// Reads the keys or values of one head into `into`; returns the scale to multiply them by.
     fn load(&self, place: usize, into: &mut [f32]) -> f32 {
         let first = place * self.config.head_dim;
         match &self.values {

@@ -25,7 +25,7 @@ struct Layer {
 struct Matrices {
     layers: Vec<Layer>,
     embedding: Option<Matrix>,
-    /// Final norm, and the classifier where it is not the embedding.
+    /// Final norm, and the classifier if it is not the embedding.
     classifier: Option<(Vec<f32>, Option<Matrix>)>,
 }
 

@@ -21,7 +21,7 @@ fn token(logits: &[f32], sampler: &Sampler<'_>) -> u32 {
     sample(&mut logits.to_vec(), sampler).token
 }
 
-/// Share of each token over many positions.
+/// Frequency of each token over many positions.
 fn shares(logits: &[f32], sampler: &Sampler<'_>) -> Vec<f64> {
     let draws = 20_000u32;
     let mut counts = vec![0u32; logits.len()];

@@ -1,5 +1,5 @@
 //! AMX: configuration of the tiles, single operations on them, and what they can do at best.
-//! Products and attention are in rooms of their own.
+//! Products and attention have files of their own.
 
 mod attention;
 mod product;
@@ -24,8 +24,8 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// The right to use tiles on this thread; dropping it gives their state back, so that the kernel
-/// need not save 8 KiB at every switch.
+/// The right to use tiles on this thread. Dropping it releases their state, so that the kernel does
+/// not save 8 KiB at every switch.
 pub(super) struct Tiles(());
 
 impl Tiles {
@@ -58,14 +58,14 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: tiles were configured on this thread; nobody reads them any more.
+        // SAFETY: tiles were configured on this thread, and nothing reads them any more.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
 
 impl Tiles {
-    /// Tiles for attention with up to `rows` rows, which is what a product's time is made of: 0 to 3
-    /// results, 4 a left and 6 a right tile of 32 k, 5 and 7 of 16 k.
+    /// Tiles for attention with up to `rows` rows; a product takes time in proportion to them. Tiles
+    /// 0 to 3 are results, 4 is a left and 6 a right tile of 32 k, 5 and 7 are the same of 16 k.
     ///
     /// # Safety
     /// As `whole`; `rows` is 1 to 16.
@@ -80,11 +80,10 @@ impl Tiles {
     }
 }
 
-// Nothing follows an operation on tiles at once: where another hyperthread shares the core, loads and products that
-// come one after the other take half as long again (docs/notes/cpu-kernels.md), and where none does, what does nothing
-// costs nothing.
+// Tile operations are spaced out with no-ops. If another hyperthread shares the core, back-to-back tile operations
+// take half as long again (docs/notes/cpu-kernels.md). Otherwise the no-ops cost nothing.
 
-/// Loads a tile whose rows are so many bytes apart, into the first-level cache too, or past it.
+/// Loads a tile whose rows are `row_bytes` apart, through the first-level cache or past it.
 macro_rules! load {
     ($tile:literal, $from:expr, $row_bytes:expr) => {
         load!("tileloadd", $tile, $from, $row_bytes)

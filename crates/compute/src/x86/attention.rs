@@ -2,8 +2,8 @@
 //! head, over a range of its positions, by online softmax.
 //!
 //! Positions go in blocks of 64 and splits of 1024, cut at the same positions for every row, and a
-//! position that a row may not see adds exact zeros: a row's bits depend on the row alone, not on
-//! the rows it shares the tile with, nor on how many threads share its splits.
+//! position that a row may not see adds exact zeros. So a row's bits depend on the row alone, not
+//! on the other rows of its tile or on how many threads share its splits.
 
 use super::amx::{self, Tiles};
 use super::for_each_isa;
@@ -31,8 +31,8 @@ const MAXIMUM_NONE: f32 = -1e30;
 /// The pages of one layer and one key/value head.
 #[derive(Clone, Copy)]
 pub(super) struct HeadPages {
-    /// Page 0 of this head: keys [d / 2][16 positions][2], then values [16 / 2][d][2]; where they
-    /// are int8, [`Scales`] follow.
+    /// Page 0 of this head: keys [d / 2][16 positions][2], then values [16 / 2][d][2]; for int8,
+    /// [`Scales`] follow.
     pub(super) first: *const u8,
     /// Bytes from one page to the next.
     pub(super) stride: usize,
@@ -53,8 +53,8 @@ impl HeadPages {
     }
 }
 
-/// What will be wanted after a range of pages: pages of a head, and one more, which comes first
-/// because it will be written.
+/// What is needed after a range of pages: pages of a head, and one page that comes first because it
+/// will be written.
 #[derive(Clone, Copy)]
 pub(super) struct After<'a> {
     pub(super) head: HeadPages,
@@ -62,14 +62,14 @@ pub(super) struct After<'a> {
     pub(super) written: Option<u32>,
 }
 
-/// Fetches the pages of the block after this one, a few lines at a time between all that is done
-/// with this one, so that memory is never idle and never asked for more than it can take.
+/// Fetches the pages of the next block, a few lines at a time, between the work on this one. So
+/// memory is never idle and never overloaded.
 pub(super) struct Fetcher {
-    /// What is still to be fetched, the next one last: keys of all pages before their values, because they are
-    /// wanted first.
+    /// What is still to be fetched, with the next one last. Keys of all pages come before values, because they
+    /// are needed first.
     parts: [*const u8; 2 * (BLOCK_PAGES + 1)],
     left: usize,
-    /// Where to go on, and groups of lines left of that part.
+    /// Where to continue, and how many groups of lines that part has left.
     next: *const u8,
     groups: usize,
     part_groups: usize,
@@ -81,7 +81,7 @@ pub(super) struct Fetcher {
 const LINE: usize = 64;
 
 impl Fetcher {
-    /// For what comes after, as much of it as a block holds.
+    /// Prepares to fetch what comes next, up to one block.
     #[inline(always)]
     pub(super) unsafe fn new(After { head, pages, written }: After<'_>) -> Self {
         let mut parts = [std::ptr::null(); 2 * (BLOCK_PAGES + 1)];
@@ -110,9 +110,9 @@ impl Fetcher {
         (BLOCK_PAGES * self.part_groups / 2).div_ceil(rows)
     }
 
-    /// Fetches `groups` groups of lines more. Two for each step of a page's scores, a quarter of the
-    /// block among its rows and two for each column of its values fetch as many pages as are used
-    /// meanwhile.
+    /// Fetches the next `groups` groups of lines. Two groups for each step of a page's scores, a
+    /// quarter of the block spread over its rows, and two for each column of its values together
+    /// fetch as many pages as are used in that time.
     #[inline(always)]
     pub(super) fn fetch(&mut self, groups: usize) {
         for _ in 0..groups {
@@ -148,7 +148,7 @@ impl Part {
         Ok(Self { maxima: [MAXIMUM_NONE; TILE_ROWS], sums: [0.0; TILE_ROWS], values })
     }
 
-    /// As if the first `rows` rows had seen nothing.
+    /// Resets the first `rows` rows: they have seen nothing yet.
     pub(super) fn clear(&mut self, rows: usize) {
         self.maxima = [MAXIMUM_NONE; TILE_ROWS];
         self.sums = [0.0; TILE_ROWS];
@@ -166,11 +166,11 @@ pub(super) struct Workspace {
     scores: Memory<f32>,
     /// [64 / 32][16 rows][32 positions]
     weights: Memory<bf16>,
-    /// Where pages are int8, the keys or the values of a block as bf16: [page of the block][16 d]
+    /// For int8 pages, the keys or the values of a block as bf16: [page of the block][16 d]
     widened: Memory<bf16>,
     pub(super) part: Part,
     pub(super) total: Part,
-    /// The thread's tiles, and for how many rows, while it attends with them.
+    /// The thread's tiles while it attends, and for how many rows they are configured.
     pub(super) tiles: Option<(usize, Tiles)>,
 }
 
@@ -188,13 +188,13 @@ impl Workspace {
         })
     }
 
-    /// Makes the thread's tiles right for so many rows.
+    /// Configures the thread's tiles for this many rows.
     ///
     /// # Safety
     /// The machine has AMX and the process may use it.
     unsafe fn configure_tiles(&mut self, rows: usize) {
         if self.tiles.as_ref().is_none_or(|(configured, _)| *configured != rows) {
-            // What was there gives the state back, so it must go first.
+            // Drop the old configuration first: dropping it releases the tiles' state.
             self.tiles = None;
             // SAFETY: as promised by the caller.
             self.tiles = Some((rows, unsafe { Tiles::for_attention(rows) }));
@@ -245,8 +245,8 @@ for_each_isa! {
     fn store = store_lanes(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize)
 }
 
-/// Attends the queries in `work` to the given pages, all of one split, into `work.part`. `after`
-/// is what will be wanted next.
+/// Attends the queries in `work` to the given pages, all of one split, into `work.part`. `after` is
+/// what will be needed next.
 #[inline(always)]
 unsafe fn attend_lanes<L: Lanes>(
     tile: &Tile<'_>,
@@ -257,7 +257,8 @@ unsafe fn attend_lanes<L: Lanes>(
 ) {
     work.part.clear(tile.rows);
     if tile.tiles {
-        // SAFETY: whoever made the context was sure that the machine has the instruction set.
+        // SAFETY: the context was made only after checking that the machine has the instruction
+        // set.
         unsafe { work.configure_tiles(tile.rows) };
     }
     let mut page = range.start;
@@ -286,7 +287,7 @@ unsafe fn attend_lanes<L: Lanes>(
 struct Block {
     pages: [*const u8; BLOCK_PAGES],
     count: usize,
-    /// The first page's first.
+    /// First position of the first page.
     position: usize,
 }
 
@@ -359,8 +360,9 @@ unsafe fn score_pages<L: Lanes>(
     }
 }
 
-/// Turns the scores of a block into weights, row by row. Where pages have scales (`SCALED`), a key's
-/// multiplies its score, and a value's its weight, once that is in the sum.
+/// Turns the scores of a block into weights, row by row. If pages have scales (`SCALED`), a key's
+/// scale multiplies its score. A value's scale multiplies its weight, after the weight was added to
+/// the sum.
 #[inline(always)]
 unsafe fn weigh_rows<L: Lanes, const SCALED: bool>(
     tile: &Tile<'_>,
@@ -485,7 +487,7 @@ for_each_isa! {
     )
 }
 
-/// Adds a split's part to the total. Rows that the split had nothing for stay as they are.
+/// Adds a split's part to the total. Rows that saw nothing in the split do not change.
 #[inline(always)]
 unsafe fn combine_lanes<L: Lanes>(rows: usize, part: &Part, total: &mut Part) {
     for row in (0..rows).filter(|&row| part.sums[row] != 0.0) {
@@ -522,7 +524,8 @@ unsafe fn finish_row_lanes<L: Lanes>(row: usize, total: &Part, into: *mut bf16) 
     unsafe {
         let reciprocal = L::splat(1.0 / total.sums[row]);
         for (column, values) in total.values.chunks_exact(RESULT_TILE).enumerate() {
-            // Adding 0 makes a negative zero positive: whether one arises may depend on the tile.
+            // Adding 0 turns a negative zero into a positive one. Otherwise the sign could depend
+            // on the rest of the tile.
             let value =
                 L::load(values[row * LANES..].as_ptr()).multiply_add(reciprocal, L::splat(0.0));
             value.store_bf16(into.add(column * LANES));

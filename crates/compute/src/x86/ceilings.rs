@@ -18,8 +18,8 @@ pub(crate) fn peak_operations(isa: Isa) -> usize {
     }
 }
 
-/// Numbers between -1 and 1 as good as any. Zeros would not do: a core that multiplies nothing else runs at a higher
-/// clock than one at work, by a quarter where it was seen.
+/// Arbitrary numbers between -1 and 1. Zeros would not do: a core that multiplies only zeros runs at a higher clock,
+/// by a quarter where it was measured.
 fn operands<const N: usize>() -> [bf16; N] {
     let mut state = 1_u32;
     std::array::from_fn(|_| {

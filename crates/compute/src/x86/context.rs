@@ -14,17 +14,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Jobs for each thread below which splits of long contexts are shared out one by one.
+/// With fewer jobs per thread than this, the splits of long contexts are shared out one by one.
 const JOBS_PER_THREAD: usize = 4;
 
 /// The pages of a slice's layers.
 pub(crate) struct X86Context {
     shape: Shape,
     threads: Arc<Threads>,
-    /// (layers, pages, kv_heads), each as [`attention::HeadPages`] says.
+    /// (layers, pages, kv_heads); [`attention::HeadPages`] describes each.
     bytes: Memory<u8>,
     workspaces: Vec<Workspace>,
-    /// Parts of splits, where these are shared out one by one.
+    /// Parts of splits, if splits are shared out one by one.
     parts: Vec<Part>,
     /// Rows of the batch that follow each other in one prompt.
     runs: Vec<Range<usize>>,
@@ -51,7 +51,7 @@ struct Job {
     heads: Range<usize>,
     /// Whether the job first stores its rows.
     stores: bool,
-    /// Splits, and where their parts stand, where these are shared out one by one.
+    /// Splits and the places of their parts, if splits are shared out one by one.
     splits: Range<usize>,
     first_part: usize,
 }
@@ -104,7 +104,8 @@ impl X86Context {
         self.bytes.fill(byte);
     }
 
-    /// Cuts the batch into runs, segments and jobs. Returns whether no two runs can be of one prompt.
+    /// Cuts the batch into runs, segments and jobs. Returns whether all runs certainly belong to
+    /// different prompts.
     fn plan(&mut self, rows: &[AttendRow<'_>]) -> bool {
         self.runs.clear();
         self.jobs.clear();
@@ -119,8 +120,8 @@ impl X86Context {
         let group = self.shape.group();
         let rows_per_tile = (TILE_ROWS / group).max(1);
         for run in &self.runs {
-            // A single row's keys and values are used by its own jobs only, and are best written
-            // just before: the page will be in the cache.
+            // Only a single row's own jobs use its keys and values. They are best written just
+            // before, so that the page is in the cache.
             let stores = distinct && run.len() == 1 && group <= TILE_ROWS;
             if !stores {
                 let same_page = |one: &usize, other: &usize| {
@@ -280,7 +281,7 @@ struct Team<'a> {
 
 impl Team<'_> {
     /// Runs `task` for every index below `tasks`, on all threads, each with a workspace of its own.
-    /// A task hears which one follows it on its thread, or a number past the last.
+    /// A task is told which task follows it on its thread, or a number past the last.
     fn run(
         &self,
         tasks: usize,

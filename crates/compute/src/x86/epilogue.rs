@@ -14,7 +14,7 @@ use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 use std::ptr;
 
-/// What becomes of a product's results.
+/// What is done with a product's results.
 pub(super) trait Epilogue: Sync {
     /// What all rows of a unit have in common.
     type Place;
@@ -24,11 +24,12 @@ pub(super) trait Epilogue: Sync {
     /// Finishes one row of a unit.
     ///
     /// # Safety
-    /// The machine has the instruction set of `L`; the results are there; nobody else has this row and unit.
+    /// The machine has the instruction set of `L`; the results are there; no other thread has this
+    /// row and unit.
     unsafe fn finish<L: Lanes>(&self, place: &Self::Place, results: RowResults);
 }
 
-/// Fetches a line that will be wanted before long into the second-level cache: the first has no room.
+/// Fetches a line that will soon be needed into the second-level cache; the first has no room.
 #[inline(always)]
 fn fetch<T>(place: *const T) {
     // SAFETY: a prefetch changes nothing, wherever it points.
@@ -56,13 +57,13 @@ impl Epilogue for AddResidual<'_> {
     unsafe fn finish<L: Lanes>(&self, &(start, columns): &Self::Place, results: RowResults) {
         let residual = self.slab.place(self.rows[results.row] * self.stride + start, columns);
         assert!(columns <= 2 * PANEL, "units of two panels");
-        // The same of the next pair of row blocks.
+        // The same place in the next pair of row blocks.
         if let Some(&next) = self.rows.get(results.row + ROWS_OF_PAIR) {
             let residual = self.slab.place(next * self.stride + start, columns);
             fetch(residual);
             fetch(residual.wrapping_add(PANEL));
         }
-        // SAFETY: sixteen values each, nobody else's.
+        // SAFETY: sixteen values each, which no other thread touches.
         let add = |panel: usize| unsafe {
             let residual = residual.add(panel * PANEL);
             L::load(residual).add(L::load(results.of(panel))).store(residual);
@@ -100,21 +101,21 @@ impl Epilogue for Gate<'_> {
     }
 }
 
-/// Where a row's q, k, v go, and the cosines and then the sines of its position.
+/// Where a row's q, k, v go, and the cosines, then the sines, of its position.
 #[derive(Clone, Copy)]
 pub(super) struct QkvTarget {
     pub(super) values: *mut bf16,
     pub(super) angles: *const f32,
 }
 
-// SAFETY: every value of a target is written by whoever has its panel, and nobody else.
+// SAFETY: only the thread that has a panel writes the panel's values in a target.
 unsafe impl Send for QkvTarget {}
 // SAFETY: as above.
 unsafe impl Sync for QkvTarget {}
 
-/// Bias, head norms, rotary embedding and rounding of q, k, v. Panels of a head come as
-/// [`head_order`] has them. Heads are `PLAIN` where there is neither bias nor norm, and half a head is whole panels:
-/// most models' are, and what is woven into a product must be short.
+/// Bias, head norms, rotary embedding and rounding of q, k, v. Panels of a head come in the order of [`head_order`].
+/// Heads are `PLAIN` if there is neither bias nor norm and half a head is a whole number of panels. Most models'
+/// heads are, and code that is woven into a product must be short.
 pub(super) struct FinishQkv<'a, const PLAIN: bool> {
     pub(super) targets: &'a [QkvTarget],
     pub(super) bias: Option<&'a [f32]>,
@@ -131,7 +132,7 @@ pub(super) fn heads_are_plain(head_dim: usize, bias: bool, head_norms: bool) -> 
 }
 
 impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
-    /// Panels that must stay together: what is rotated, or normed, together.
+    /// Panels that must stay together because they are rotated or normed together.
     pub(super) fn unit(&self) -> usize {
         let panels = self.head_dim / PANEL;
         if panels.is_multiple_of(2) && self.head_norms.is_none() { 2 } else { panels }
@@ -150,7 +151,7 @@ impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
         }
     }
 
-    /// What a head of which all is here is multiplied with: 1 / √(mean x² + ε), and the norm's weights.
+    /// What a complete head is multiplied by: 1 / √(mean x² + ε), and the norm's weights.
     #[inline(always)]
     unsafe fn head_norm<L: Lanes>(&self, place: &QkvPlace, results: RowResults) -> HeadNorm<L> {
         let norms = self.head_norms.filter(|_| place.rotates && !PLAIN)?;
@@ -168,8 +169,8 @@ impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
         }
     }
 
-    /// Results of a unit's panel that stands `at` in its head, normed. (No closure: one is not sure to be compiled
-    /// for the instruction set of `L`.)
+    /// Normed results of the unit's panel at place `at` in its head. (Not a closure, because a closure might not
+    /// be compiled for the instruction set of `L`.)
     #[inline(always)]
     unsafe fn value<L: Lanes>(
         &self,
@@ -189,7 +190,7 @@ impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
         }
     }
 
-    /// A panel of the first half of a head, and what it is rotated with.
+    /// A panel of the first half of a head, and the panel it is rotated with.
     #[inline(always)]
     unsafe fn finish_pair<L: Lanes>(
         &self,
@@ -204,7 +205,7 @@ impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
         // SAFETY: as promised by the caller.
         unsafe {
             let into = target.values.add(place.head_start);
-            // The same of the next head.
+            // The same place in the next head.
             fetch(into.wrapping_add(self.head_dim + low));
             fetch(into.wrapping_add(self.head_dim + high));
             let a: L = self.value(place, results, norm, 2 * pair, low);
@@ -221,7 +222,8 @@ impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
         }
     }
 
-    /// A head of which half is not a whole number of vectors: what is rotated together straddles them.
+    /// A head whose half is not a whole number of vectors, so that values rotated together straddle
+    /// vectors.
     #[inline(always)]
     unsafe fn finish_odd<L: Lanes>(
         &self,
@@ -250,14 +252,14 @@ impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
     }
 }
 
-/// What a head's values are multiplied with, where it has a norm: a number, and the norm's weights.
+/// What a head's values are multiplied by, if it has a norm: a number, and the norm's weights.
 type HeadNorm<L> = Option<(L, *const f32)>;
 
 /// What a unit is.
 pub(super) struct QkvPlace {
     /// Where its head begins in q, k, v.
     head_start: usize,
-    /// Where its first panel stands in the first half of the head, and how many pairs with the second half it has.
+    /// Place of its first panel in the first half of the head, and how many pairs it forms with the second half.
     low: usize,
     pairs: usize,
     /// Whether the head is one of q or k.
@@ -319,7 +321,7 @@ impl Epilogue for StoreLogits<'_> {
         let into = self.logits.place(results.row * self.vocab + tokens.start, tokens.len());
         for start in (0..tokens.len()).step_by(PANEL) {
             let len = PANEL.min(tokens.len() - start);
-            // SAFETY: sixteen results lie at the source; these logits are nobody else's.
+            // SAFETY: sixteen results lie at the source, and no other thread has these logits.
             unsafe { ptr::copy_nonoverlapping(results.of(start / PANEL), into.add(start), len) };
         }
     }
@@ -329,7 +331,7 @@ impl Epilogue for StoreLogits<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Best {
     logits: [f32; LANES],
-    /// As f32, which counts exactly the panels of any vocabulary.
+    /// As f32, which is exact for the panel numbers of any vocabulary.
     panels: [f32; LANES],
 }
 

@@ -3,7 +3,7 @@
 use super::lanes::Lanes;
 use crate::math::{LOG2_E, ROUND_MAGIC};
 
-/// 2^x is taken as 0 below this.
+/// Below this, 2^x is taken as 0.
 const EXP2_MIN: f32 = -126.0;
 /// Coefficients of 2^r on |r| ≤ 1/2, from r^6 down to r^0: (ln 2)^n / n!.
 const EXP2_COEFFICIENTS: [f32; 7] =
@@ -27,8 +27,8 @@ pub(super) unsafe fn exp2<L: Lanes>(x: L) -> L {
     }
 }
 
-/// Coefficients of 2^r on |r| ≤ 1/2, from r^4 down, to three parts in a million: plenty for what is
-/// rounded to bf16.
+/// Coefficients of 2^r on |r| ≤ 1/2, from r^4 down, to three parts in a million: plenty for a
+/// result that is rounded to bf16.
 const EXP2_COEFFICIENTS_SHORT: [f32; 5] =
     [9.570_09e-3, 5.591_785e-2, 2.402_474_5e-1, 6.931_218e-1, 0.999_999_3];
 /// Coefficients of 1 / (1 + e) on |e| ≤ 0.051, from e^3 down, to one part in a million.

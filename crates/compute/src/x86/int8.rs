@@ -1,5 +1,6 @@
 //! Pages of int8: how a position is stored, and how a block becomes bf16 for the products, which are
-//! those of bf16 pages. The numbers are exact in bf16; only their scales are applied elsewhere.
+//! the same as for bf16 pages. The int8 numbers are exact in bf16. Their scales are applied
+//! elsewhere.
 
 use super::attention::{Fetcher, PAGE};
 use super::for_each_isa;
@@ -22,7 +23,7 @@ pub(super) struct Scales {
 }
 
 impl Scales {
-    /// Those of a page.
+    /// The scales of a page.
     #[inline(always)]
     pub(super) fn of(page: *const u8, head_dim: usize) -> *const Self {
         page.wrapping_add(2 * PAGE * head_dim).cast()
@@ -58,8 +59,8 @@ for_each_isa! {
     fn store = store_lanes(keys: &[bf16], values: &[bf16], page: *mut u8, slot: usize)
 }
 
-/// Widens `count` values of each page to bf16, page after page, in the order they have. Where there
-/// are tiles (`tiles`), there are byte permutations too, unless a hypervisor hides them.
+/// Widens `count` values of each page to bf16, page after page, without changing their order. A
+/// machine with tiles (`tiles`) has byte permutations too, unless a hypervisor hides them.
 #[inline(always)]
 pub(super) unsafe fn widen<L: Lanes>(
     pages: &[*const i8],
@@ -69,7 +70,8 @@ pub(super) unsafe fn widen<L: Lanes>(
     fetcher: &mut Fetcher,
 ) {
     let by_table = tiles && is_x86_feature_detected!("avx512vbmi");
-    // SAFETY: `count` is a multiple of 256, pages and `into` have so many, as promised by the caller.
+    // SAFETY: `count` is a multiple of 256, and pages and `into` hold that many values, as promised
+    // by the caller.
     unsafe {
         for (page, &from) in pages.iter().enumerate() {
             let into = into.add(page * count);
@@ -105,7 +107,8 @@ const HIGH_BYTES: [u8; 128] = table(1);
 /// As `Lanes::widen`, `count` values: looks them up, which takes fewer instructions.
 ///
 /// # Safety
-/// The machine has AVX-512 VBMI; `count` is a multiple of 64, and `from` and `into` have so many.
+/// The machine has AVX-512 VBMI; `count` is a multiple of 64, and `from` and `into` hold
+/// that many values.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 unsafe fn widen_by_table(from: *const i8, count: usize, into: *mut bf16) {
     const LINE: usize = 64;
@@ -116,7 +119,8 @@ unsafe fn widen_by_table(from: *const i8, count: usize, into: *mut bf16) {
         };
         let (low_bytes, high_bytes) = (halves(&LOW_BYTES), halves(&HIGH_BYTES));
         let sign = _mm512_set1_epi8(i8::MIN);
-        // Unpacking works within quarters of a register: eighths go where it will find them.
+        // Unpacking works within quarters of a register, so eighths are first moved to where it
+        // will find them.
         let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
         for start in (0..count).step_by(LINE) {
             let values = _mm512_loadu_si512(from.add(start).cast());

@@ -1,5 +1,5 @@
 //! Sixteen f32 at a time: one small vocabulary for AVX2 (two registers), AVX-512 and AVX512-BF16,
-//! in which everything around the matrix tiles is written once.
+//! with which everything around the matrix tiles is written once.
 //!
 //! Every function is `#[inline(always)]` into a caller compiled for the instruction set, and unsafe
 //! because only that caller can know that the machine has it.
@@ -16,7 +16,7 @@ pub(super) const LANES: usize = 16;
 
 /// Sixteen f32, and how pairs of bf16 are multiplied into them.
 pub(super) trait Lanes: Copy {
-    /// Sixteen pairs of neighbouring bf16, in whatever form `dot_pairs` likes best.
+    /// Sixteen pairs of neighbouring bf16, in the form that suits `dot_pairs`.
     type Pairs: Copy;
 
     /// Rows and panels that a product keeps in registers at a time.
@@ -35,7 +35,7 @@ pub(super) trait Lanes: Copy {
     unsafe fn multiply_add(self, factor: Self, addend: Self) -> Self;
     unsafe fn max(self, other: Self) -> Self;
     unsafe fn min(self, other: Self) -> Self;
-    /// `then` where self > other, else `otherwise`.
+    /// In each lane, `then` if self > other, else `otherwise`.
     unsafe fn if_greater(self, other: Self, then: Self, otherwise: Self) -> Self;
     /// self · 2^n, where `shifted` is n + 1.5 · 2^23.
     unsafe fn scale_by_power(self, shifted: Self) -> Self;
@@ -98,7 +98,7 @@ pub(super) trait Lanes: Copy {
     }
 }
 
-/// AVX-512: bf16 pairs come apart by shift and mask.
+/// AVX-512: bf16 pairs are split by shift and mask.
 #[derive(Clone, Copy)]
 pub(super) struct Zmm(__m512);
 

@@ -24,7 +24,7 @@ pub(super) struct Panels {
 pub(super) enum Sources<'a> {
     /// One below the other.
     Stacked(&'a [(Tensor, usize)]),
-    /// Likewise, with the panels of every head, of which there are so many, in the order of [`head_order`].
+    /// Likewise, with the panels of each head (this many per head) in the order of [`head_order`].
     Heads(&'a [(Tensor, usize)], usize),
     /// A panel of the first, a panel of the second, and so on; both of the same height.
     Interleaved([Tensor; 2], usize),
@@ -103,7 +103,7 @@ impl Panels {
         self.values[panel * values..][..values].as_ptr()
     }
 
-    /// Where the panel after a panel begins, or something else does: for prefetches only.
+    /// Where the next panel begins. May lie past the end: for prefetches only.
     pub(super) fn after(&self, panel: usize) -> *const bf16 {
         self.values.as_ptr().wrapping_add((panel + 1) * self.steps() * STEP * PANEL)
     }
@@ -122,8 +122,9 @@ impl Panels {
     }
 }
 
-/// Where the weights of a head have its panel `panel` of `panels`: what is rotated together stands
-/// together, a panel of the first half and one of the second, unless half a head is not whole panels.
+/// Where panel `panel` of a head's `panels` panels stands in the packed weights. Panels that are
+/// rotated together stand together: one of the first half, then its partner of the second. If half a
+/// head is not a whole number of panels, the order does not change.
 pub(super) fn head_order(panel: usize, panels: usize) -> usize {
     if panels.is_multiple_of(2) { 2 * (panel % (panels / 2)) + panel / (panels / 2) } else { panel }
 }

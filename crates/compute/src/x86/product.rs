@@ -1,8 +1,8 @@
 //! Blocking of a product: which thread multiplies what, in pieces that fit its caches, and when the
 //! epilogue sees the results.
 //!
-//! Whatever the blocking, an output is one chain of sums over k in order: pieces of k go on from
-//! the f32 that the piece before left, so a row's bits depend on nothing but the row.
+//! With any blocking, an output is one chain of sums over k in order: each piece of k continues
+//! from the f32 that the previous piece left. So a row's bits depend on the row alone.
 
 use super::amx::{self, Tiles};
 use super::epilogue::Epilogue;
@@ -17,13 +17,13 @@ use half::bf16;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Steps of k at a time where weights are used once: a pair of panels is fetched ahead of its use
-/// and must fit the second-level cache (256 KiB of 2 MiB).
+/// Steps of k at a time when weights are used once. A pair of panels is fetched before it is used
+/// and must fit in the second-level cache (256 KiB of 2 MiB).
 const STEPS_ONCE: usize = 128;
 /// Bytes of the left operand that stay in the second-level cache, with all of k.
 const LEFT_BYTES: usize = 800 << 10;
-/// Rows at a time where the left operand does not stay: a piece of it, the one after, and the
-/// results of many panels share the second-level cache.
+/// Rows at a time when the left operand does not stay in the cache. One piece of it, the next
+/// piece, and the results of many panels share the second-level cache.
 const ROWS_IN_PIECES: usize = 256;
 /// Values of a thread's results: 512 KiB of its second-level cache.
 const RESULTS_MAX: usize = 128 << 10;
@@ -31,25 +31,25 @@ const RESULTS_MAX: usize = 128 << 10;
 const LINE: usize = LINE_BYTES / size_of::<bf16>();
 /// Values of the results of a pair of row blocks and a pair of panels.
 const RESULTS_OF_PAIR: usize = 4 * RESULT_TILE;
-/// Blocks for each thread, where there is enough to share: the last to finish is waited for, and ranges of rows
-/// that follow each other find a block's weights in a cache.
+/// Blocks for each thread, if there is enough to share. More blocks shorten the wait for the last thread, and
+/// consecutive ranges of rows find a block's weights in a cache.
 const BLOCKS_PER_THREAD: usize = 4;
 
-/// All rows of a task against a pair of panels, or the last one of an odd number, and a piece of k.
+/// All rows of a task against a pair of panels (or the single last panel), for a piece of k.
 pub(super) struct Strip {
     /// First tile of the left operand, and values from one row block to the next.
     pub(super) left: *const bf16,
     pub(super) left_block: usize,
     pub(super) rows: Range<usize>,
-    /// Twice the same, where there is but one panel.
+    /// The same one twice, if there is only one panel.
     pub(super) right: [*const bf16; 2],
     /// Steps of k, at least one.
     pub(super) steps: usize,
-    /// Whether sums go on from the results so far, or start at zero.
+    /// Whether sums continue from the results so far, or start at zero.
     pub(super) accumulate: bool,
-    /// What the next strip wants of its panels. May lie past the weights' end: it is for prefetches only.
+    /// The panels that the next strip needs. May lie past the weights' end: for prefetches only.
     pub(super) ahead: [*const bf16; 2],
-    /// What the strip should fetch of the left operand for strips that follow, likewise.
+    /// The part of the left operand that this strip should fetch for later strips, likewise.
     pub(super) left_ahead: Range<*const bf16>,
     /// [pair of row blocks][2 row blocks][2 panels][16 rows][16 outputs].
     results: *mut f32,
@@ -60,7 +60,7 @@ pub(super) struct Strip {
 }
 
 impl Strip {
-    /// Pairs of row blocks; of the last one the second may be missing.
+    /// Pairs of row blocks; the last pair may lack its second block.
     pub(super) fn pairs(&self) -> usize {
         self.rows.len().div_ceil(ROWS_OF_PAIR)
     }
@@ -93,15 +93,15 @@ pub(super) struct RowResults {
 }
 
 impl RowResults {
-    /// Sixteen results: those of the unit's first panel, of the second, and so on.
+    /// The sixteen results of one of the unit's panels, counted from its first.
     #[inline(always)]
     pub(super) fn of(&self, panel: usize) -> *const f32 {
         self.values.wrapping_add(panel / 2 * self.values_pair + panel % 2 * RESULT_TILE)
     }
 }
 
-/// Finished results of a pair of row blocks on which the epilogue works while the next are made: on a
-/// row of the first block and the same of the second at a time.
+/// Finished results of a pair of row blocks. The epilogue works on them while the next results are
+/// computed: on one row of the first block and the same row of the second at a time.
 pub(super) struct Pending<'a, E: Epilogue> {
     epilogue: &'a E,
     place: Option<E::Place>,
@@ -120,10 +120,11 @@ impl<'a, E: Epilogue> Pending<'a, E> {
         Self { epilogue, place: None, first: 0, rows: 0, done: 0, values, values_pair: 0 }
     }
 
-    /// Does some rows of each block, where some are left.
+    /// Finishes some rows of each block, if any are left.
     ///
     /// # Safety
-    /// The machine has the instruction set of `L`; the results that were taken up are there still; the epilogue may be called for them.
+    /// The machine has the instruction set of `L`; the results that were taken up still exist; the epilogue
+    /// may be called for them.
     #[inline(always)]
     pub(super) unsafe fn advance<L: Lanes>(&mut self, rows: usize) {
         let Some(place) = &self.place else { return };
@@ -146,7 +147,7 @@ impl<'a, E: Epilogue> Pending<'a, E> {
         self.done = end;
     }
 
-    /// Does all that is left to do.
+    /// Finishes all remaining rows.
     ///
     /// # Safety
     /// As `advance`.
@@ -156,8 +157,8 @@ impl<'a, E: Epilogue> Pending<'a, E> {
         unsafe { self.advance::<L>(TILE_ROWS) };
     }
 
-    /// Takes up what the results of a pair of row blocks finish, with nothing else left to do. They must stay until they
-    /// are done.
+    /// Takes up the units that the results of a pair of row blocks finish. Nothing else may be left to do, and the
+    /// results must stay until they are done.
     pub(super) fn take(&mut self, strip: &Strip, pair: usize) {
         assert_eq!(self.done, self.rows.min(TILE_ROWS), "rows of the results before are done");
         if let Some((unit, values)) = &strip.finishes {
@@ -178,7 +179,8 @@ pub(super) struct Blocking {
     /// Steps of a piece of k.
     steps: usize,
     /// Whether the left operand stays in the cache with all of k, so that a few panels are finished
-    /// before the next begin. Else all panels of a task meet one piece of k after the other.
+    /// before the next begin. Otherwise all panels of a task go through one piece of k before the
+    /// next piece.
     stays: bool,
     /// Panels that stay together, and how many such units there are.
     unit: usize,
@@ -201,7 +203,7 @@ impl Blocking {
         let units = weights.panels().div_ceil(unit);
         let unit_results = rows * PANEL * unit.next_multiple_of(2);
         let units_max = if stays { units } else { (RESULTS_MAX / unit_results).max(1) };
-        // One thread with one range of rows shares with nobody, and comes back to nothing.
+        // A single thread with a single range of rows shares nothing and reuses nothing.
         let share = if threads * ranges == 1 { 1 } else { threads * BLOCKS_PER_THREAD };
         let blocks = units.div_ceil(units_max).max(share);
         let blocks = blocks.next_multiple_of(threads).min(units).max(1);
@@ -273,8 +275,8 @@ impl Multiplier {
             };
             // SAFETY: the caller promised that the machine has the instruction set.
             let _tiles = (isa == Isa::Amx).then(|| unsafe { Tiles::whole() });
-            // Its own share of the tasks in order, so that what follows can be fetched ahead; then
-            // what others have left.
+            // First its own tasks in order, so that the next one can be fetched ahead; then tasks
+            // that others have left.
             for owner in (thread..count).chain(0..thread) {
                 let share = owner * tasks / count..(owner + 1) * tasks / count;
                 loop {
@@ -398,8 +400,8 @@ impl Task<'_> {
         unsafe { finish(self.isa, &mut pending) };
     }
 
-    /// A strip's share of the piece of the left operand that the strips after this piece want; nothing,
-    /// where the left operand stays in the cache.
+    /// This strip's part of the next piece of the left operand, which later strips need. Nothing, if
+    /// the left operand stays in the cache.
     fn left_ahead(&self, place: &StripPlace) -> Range<*const bf16> {
         let Blocking { steps: piece, stays, .. } = *self.blocking;
         let (row, step) = if place.steps.end < self.left.steps() {
@@ -419,7 +421,7 @@ impl Task<'_> {
         share(place.panels.start)..share(place.panels.end)
     }
 
-    /// What a strip wants of its panels.
+    /// The panels that a strip needs.
     fn right(&self, place: &StripPlace) -> [*const bf16; 2] {
         // SAFETY: `panel` checks the panel; the piece begins inside it.
         [place.panels.start, place.panels.end - 1]
@@ -443,7 +445,7 @@ unsafe fn multiply_vectors_lanes<L: Lanes, E: Epilogue>(
 }
 
 for_each_isa! {
-    /// Multiplies a strip, and finishes what it finishes.
+    /// Multiplies a strip, and runs the epilogue of the units that it finishes.
     fn multiply_vectors<E: Epilogue> = multiply_vectors_lanes(strip: &Strip, pending: &mut Pending<'_, E>)
 }
 
@@ -454,6 +456,6 @@ unsafe fn finish_lanes<L: Lanes, E: Epilogue>(pending: &mut Pending<'_, E>) {
 }
 
 for_each_isa! {
-    /// Does all that is left to do.
+    /// Finishes all remaining rows.
     fn finish<E: Epilogue> = finish_lanes(pending: &mut Pending<'_, E>)
 }

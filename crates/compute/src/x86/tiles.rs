@@ -1,7 +1,7 @@
 //! The two layouts that every product shares, named for the AMX tiles they are made of.
 //!
-//! Left operands (activations, queries, softmax weights) are [row block][k / 32][16 rows][32 k]; where a
-//! product goes through k in pieces, its activations are that for one piece after the other.
+//! Left operands (activations, queries, softmax weights) are [row block][k / 32][16 rows][32 k]; if a
+//! product goes through k in pieces, its activations have this layout for one piece after the other.
 //! Right operands (weights, keys, values) are panels of 16 outputs, [panel][k / 2][16 outputs][2 k].
 //! Results are tiles of [16 rows][16 outputs] in f32.
 
@@ -19,14 +19,16 @@ pub(super) const STEP: usize = 32;
 pub(super) const TILE: usize = TILE_ROWS * STEP;
 /// Values of one result tile.
 pub(super) const RESULT_TILE: usize = TILE_ROWS * PANEL;
-/// Rows of one pair of row blocks: with no more, weights are used once and need not stay anywhere.
+/// Rows of one pair of row blocks. With no more rows than this, weights are used once and need not
+/// stay in a cache.
 pub(super) const ROWS_OF_PAIR: usize = 2 * TILE_ROWS;
 /// Steps of k for which a pair of panels stays in the first-level cache (40 KiB of 48).
 const STEPS_IN_CACHE: usize = 20;
-/// Steps of a piece where k is in several: less, because results pass through as well.
+/// Steps of a piece if k is cut into several: fewer, because results pass through the cache as
+/// well.
 const STEPS_OF_PIECE: usize = 12;
 
-/// Steps of k that stay together in a left operand of so many rows and steps.
+/// Steps of k that stay together in a left operand of this many rows and steps.
 pub(super) fn steps_of_piece(rows: usize, steps: usize) -> usize {
     if rows <= ROWS_OF_PAIR || steps <= STEPS_IN_CACHE {
         steps.max(1)
@@ -113,7 +115,7 @@ impl Rows {
         self.shape.piece
     }
 
-    /// Where a tile stands. Those of the steps after it in the same piece follow, and then those of the
+    /// Where a tile stands. The tiles of later steps in the same piece follow it, and then those of the
     /// next row block.
     pub(super) fn tile(&self, block: usize, step: usize) -> *const bf16 {
         self.pointer.wrapping_add(self.shape.tile(block, step) * TILE)
@@ -138,8 +140,8 @@ impl RowsMut<'_> {
         self.shape.steps
     }
 
-    /// Where the values of a row and a step stand, 32 together. The same of the row block after stands
-    /// `block_values` further.
+    /// Where the 32 values of a row and a step stand. Those of the next row block stand `block_values`
+    /// further.
     #[inline(always)]
     pub(super) fn at(&self, row: usize, step: usize) -> *mut bf16 {
         debug_assert!(step < self.shape.steps);

@@ -1,7 +1,8 @@
 //! Products without tiles: a row's pairs, one at a time, against sixteen outputs or twice sixteen.
 //!
-//! result[row][output] (+)= Σ over pairs of left[row][pair] · right[pair][output], each sum one chain
-//! in the order of the pairs, whatever rows and panels it shares its registers with.
+//! result[row][output] (+)= Σ over pairs of left[row][pair] · right[pair][output], where each sum is
+//! one chain in the order of the pairs. It does not depend on the rows and panels it shares registers
+//! with.
 
 use super::lanes::Lanes;
 use super::product::Strip;
@@ -25,7 +26,7 @@ pub(super) struct DotRows {
     pub(super) pairs: usize,
     /// [panel][16 rows][16 outputs]
     pub(super) result: *mut f32,
-    /// Whether sums go on from what `result` holds, or start at zero.
+    /// Whether sums continue from what `result` holds, or start at zero.
     pub(super) accumulate: bool,
 }
 

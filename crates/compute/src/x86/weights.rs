@@ -388,7 +388,8 @@ fn share_rows(threads: &Threads, rows: usize, task: impl Fn(usize) + Sync) {
     });
 }
 
-/// Asks for values that will be wanted soon: a residual has waited in memory while its row was away.
+/// Prefetches values that will be needed soon. A residual has waited in memory while its row was
+/// away.
 fn fetch(values: &[f32]) {
     const LINE: usize = 64 / size_of::<f32>();
     for line in values.chunks(LINE) {
@@ -402,7 +403,7 @@ fn padded(mut values: Vec<f32>, len: usize) -> Vec<f32> {
     values
 }
 
-/// Reads the embedding table as it is.
+/// Reads the embedding table without packing it.
 fn read_embedding(
     arena: &mut Arena,
     source: &dyn WeightSource,

@@ -8,7 +8,8 @@ use half::bf16;
 /// into[page][row][position] = Σ queries[row] · keys[page][position] for a block's pages.
 ///
 /// # Safety
-/// Tiles are configured for attention with the rows that count; queries are [d / 32][16][32], each page's keys [d / 2][16][2].
+/// Tiles are configured for attention with the rows in use; queries are [d / 32][16][32], each page's keys [d
+/// / 2][16][2].
 pub(in crate::x86) unsafe fn score_pages(
     queries: *const bf16,
     keys: &[*const bf16],
@@ -18,7 +19,7 @@ pub(in crate::x86) unsafe fn score_pages(
 ) {
     // SAFETY: as promised by the caller.
     unsafe {
-        // Four pages at once: one alone would wait for each product before the next.
+        // Four pages at once. With one page, each product would wait for the one before.
         if let &[a, b, c, d] = keys {
             clear!("0");
             clear!("1");
@@ -81,8 +82,8 @@ pub(in crate::x86) unsafe fn score_pages(
 /// into[row] += Σ weights[row][position] · values[position] over a block's pages.
 ///
 /// # Safety
-/// Tiles are configured for attention with the rows that count; weights are [position / 32][16][32], each page's values
-/// [16 / 2][d][2], `into` [d / 16][16][16].
+/// Tiles are configured for attention with the rows in use; weights are [position / 32][16][32], each page's
+/// values [16 / 2][d][2], `into` [d / 16][16][16].
 pub(in crate::x86) unsafe fn add_values(
     weights: *const bf16,
     values: &[*const bf16],

@@ -1,5 +1,5 @@
-//! The innermost loop of a product on tiles, and the epilogue of the results before, which the core
-//! works off while the tiles multiply.
+//! The innermost loop of a product on tiles. While the tiles multiply, the core runs the epilogue
+//! of the previous results.
 
 use super::{ROW_BYTES, clear, load, multiply_tiles, store};
 use crate::memory::LINE_BYTES;
@@ -13,14 +13,14 @@ use std::ops::Range;
 
 /// Cache lines of a tile.
 const TILE_LINES: usize = TILE_ROWS;
-/// Lines of the next pair's results so far that a step fetches, where k is in pieces: all 64 in a piece of 12 steps.
+/// Lines of the next pair's partial results that a step fetches when k is in pieces: all 64 in a piece of 12 steps.
 const RESULT_LINES_IN_STEP: usize = 6;
 
-/// Multiplies a strip, and takes up what it finishes.
+/// Multiplies a strip, and starts the epilogue of the results that it finishes.
 ///
 /// # Safety
-/// Tiles are configured whole on this thread; the strip describes live operands, and its rows are
-/// backed by whole row blocks; the epilogue may be called for what is finished.
+/// Tiles are configured whole on this thread; the strip describes live operands, and its
+/// rows are backed by whole row blocks; the epilogue may be called for the finished results.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub(in crate::x86) unsafe fn multiply<E: Epilogue>(strip: &Strip, pending: &mut Pending<'_, E>) {
     let mut ahead = Ahead::new(strip);
@@ -49,19 +49,19 @@ pub(in crate::x86) unsafe fn multiply<E: Epilogue>(strip: &Strip, pending: &mut 
     }
 }
 
-/// Weights that are fetched little by little: where the next lines are, and how many pairs of them a
-/// step fetches of each panel.
+/// Weights that are fetched little by little: where the next lines are, and how many pairs of lines
+/// a step fetches from each panel.
 struct Ahead {
     next: [*const u8; 2],
     line_pairs: usize,
-    /// Of the left operand, and how many lines a step fetches.
+    /// The same for the left operand, and how many lines a step fetches.
     left: Range<*const u8>,
     left_lines: usize,
 }
 
 impl Ahead {
-    /// As few lines in a step as fetch all of the next panels while these meet all rows; with many rows that
-    /// is a little more, and goes on into the panels after.
+    /// The fewest lines per step that fetch all of the next panels while the current ones meet all rows.
+    /// With many rows this rounds up and runs on into the panels after those.
     fn new(strip: &Strip) -> Self {
         let line_pairs = TILE_LINES.div_ceil(2 * strip.pairs());
         let next = strip.ahead.map(|panel| panel.cast::<u8>());
@@ -96,7 +96,7 @@ impl Ahead {
     }
 }
 
-/// Loads a left tile: it streams, unless weights are used but `ONCE`.
+/// Loads a left tile: it streams, unless weights are used only `ONCE`.
 macro_rules! load_left {
     ($tile:literal, $from:expr) => {
         if ONCE {
@@ -106,7 +106,7 @@ macro_rules! load_left {
         }
     };
 }
-/// Loads a right tile: it is used again soon, unless weights are used but `ONCE`.
+/// Loads a right tile: it is used again soon, unless weights are used only `ONCE`.
 macro_rules! load_right {
     ($tile:literal, $from:expr) => {
         if ONCE {
@@ -117,14 +117,14 @@ macro_rules! load_right {
     };
 }
 
-/// Makes a result tile what it is before the first product.
+/// Sets a result tile to its value before the first product.
 macro_rules! begin_result {
     ($strip:expr, $tile:literal, $from:expr) => {
         if $strip.accumulate { load!($tile, $from, ROW_BYTES) } else { clear!($tile) }
     };
 }
 
-/// Where the two row blocks of a pair begin; twice the first, where there is no second.
+/// Where the two row blocks of a pair begin; the first one twice if there is no second.
 fn left_of(strip: &Strip, pair: usize) -> [*const bf16; 2] {
     let first = strip.left.wrapping_add(2 * pair * strip.left_block);
     let two = (2 * pair + 1) * TILE_ROWS < strip.rows.len();
@@ -148,15 +148,15 @@ unsafe fn begin<const ONCE: bool>(strip: &Strip) {
     }
 }
 
-/// One pair of row blocks, or the single last block, that `begin` or the pair before has begun. Tiles 0
-/// to 3 are results, 4 and 5 left, 6 and 7 right operands.
+/// Multiplies one pair of row blocks, or the single last block, which `begin` or the previous pair has
+/// begun. Tiles 0 to 3 are results, 4 and 5 left, 6 and 7 right operands.
 ///
-/// One operand is used again by the next pair of row blocks, or, where weights are used but `ONCE`, by the
-/// next strip, and should stay in the first-level cache; the other streams through, loaded by
-/// `tileloaddt1`, which leaves that cache alone. Tiles are loaded a step ahead, among the products of
-/// the step before: where loads and products do not overlap by themselves, that costs least. Between
-/// the products of every step, which take 64 cycles and next to nothing of the core, it
-/// fetches a few lines of the panels ahead and finishes a few rows of the results before.
+/// One operand is used again by the next pair of row blocks (or by the next strip, if weights are used
+/// only `ONCE`) and should stay in the first-level cache. The other streams through: `tileloaddt1` leaves
+/// that cache alone. Tiles are loaded a step ahead, among the products of the step before, which costs
+/// least on cores where loads and products do not overlap by themselves. The products of a step take 64
+/// cycles and almost none of the core's time. Between them, the core fetches a few lines of the next
+/// panels and finishes a few rows of the previous results.
 #[inline(always)]
 unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
     strip: &Strip,
@@ -201,7 +201,8 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
             pending.advance::<ZmmBf16>(each);
         }
         if strip.steps == 1 {
-            // There was no time for the pair before, and these results may go where those are.
+            // Finish the previous pair now: there was no time before, and these results may
+            // overwrite it.
             pending.finish::<ZmmBf16>();
         }
         multiply_tiles!("0", "4", "6");
@@ -220,7 +221,7 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
                 store!("3", results.add(3 * RESULT_TILE));
             }
         } else {
-            // The next pair begins before this one ends, so that the multiplier never runs dry.
+            // Begin the next pair before this one ends, so that the multiplier is never idle.
             let next = left_of(strip, pair + 1);
             load_left!("4", next[0]);
             multiply_tiles!("2", "5", "6");

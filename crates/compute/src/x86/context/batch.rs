@@ -51,7 +51,7 @@ pub(super) fn split_pages(split: usize, pages: &Range<usize>) -> Range<usize> {
 }
 
 impl Batch<'_> {
-    /// Panics where a row names a page that is not there.
+    /// Panics if a row names a page that does not exist.
     pub(super) fn check(&self) {
         for row in self.rows {
             let pages = &row.pages[..row.position as usize / PAGE + 1];
@@ -68,7 +68,7 @@ impl Batch<'_> {
         HeadPages { first, stride, head_dim: config.head_dim, context_type: *context_type }
     }
 
-    /// Stores all rows, whatever their order: first clears the pages that begin, then fills in.
+    /// Stores all rows in any order: first clears the pages that begin, then fills them in.
     pub(super) fn store_rows(&self, threads: &Threads) {
         let kv_heads = self.shape.config.kv_heads;
         for row in (0..self.rows.len()).filter(|&row| self.begins_page(row)) {
@@ -79,7 +79,7 @@ impl Batch<'_> {
         });
     }
 
-    /// Stores segments, which are of different pages and in order.
+    /// Stores segments, which belong to different pages and are in order.
     pub(super) fn store_segments(&self, threads: &Threads, segments: &[Range<usize>]) {
         let kv_heads = self.shape.config.kv_heads;
         threads.for_each(segments.len(), |segment| {
@@ -109,9 +109,10 @@ impl Batch<'_> {
         self.pages.place(page * self.shape.page_bytes() + kv_head * head_bytes, head_bytes)
     }
 
-    /// What an earlier prompt left behind may be anything, and even a weight of 0 would make NaN of it.
+    /// Clears a page. An earlier prompt may have left NaN there, and even a weight of 0 would keep it
+    /// NaN.
     fn clear_page(&self, row: usize, kv_head: usize) {
-        // SAFETY: a whole page of one head, of which nobody uses anything yet.
+        // SAFETY: a whole page of one head, which nothing else uses yet.
         unsafe { self.page(row, kv_head).write_bytes(0, self.shape.head_bytes()) };
     }
 
@@ -151,7 +152,8 @@ impl Batch<'_> {
         job.rows.clone().flat_map(move |row| heads.clone().map(move |head| (row, head)))
     }
 
-    /// Attends a whole tile, split after split. `next` is the job that this thread will do then.
+    /// Attends a whole tile, split after split. `next` is the job that this thread will do
+    /// afterwards.
     pub(super) fn attend_whole(&self, job: &Job, next: Option<&Job>, work: &mut Workspace) {
         let isa = self.shape.isa;
         if job.stores {
@@ -185,7 +187,7 @@ impl Batch<'_> {
         self.finish(job, if splits.len() > 1 { &work.total } else { &work.part });
     }
 
-    /// What a job wants first.
+    /// The pages that a job needs first.
     fn wanted_by(&self, job: &Job) -> After<'_> {
         let AttendRow { position, pages } = self.rows[job.rows.start];
         let first = self.shape.first_seen(position) as usize / PAGE;
