@@ -24,6 +24,8 @@ pub enum Command {
     Run(RunArgs),
     /// Complete one prompt and stream the answer to the terminal
     Generate(GenerateArgs),
+    /// Show what the model sees of a prompt: its text, token ids and pieces; loads no weights
+    Tokenize(TokenizeArgs),
     /// Fetch a model into the cache
     Pull {
         /// A name of the catalogue, or org/name of the Hugging Face hub
@@ -404,6 +406,32 @@ pub struct GenerateArgs {
     /// The engine's options
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// Options of `tokenize`.
+#[derive(Args)]
+pub struct TokenizeArgs {
+    /// The text: a chat message, as `generate` takes it
+    #[arg(required_unless_present = "request")]
+    pub text: Option<String>,
+    /// Take the text as it stands, without the chat template
+    #[arg(long, requires = "text")]
+    pub raw: bool,
+    /// Take a line of this file as `run` reads it; `-` is standard input
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with = "text")]
+    pub request: Option<PathBuf>,
+    /// Which line of the file
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "text", value_parser = clap::value_parser!(u64).range(1..))]
+    pub line: u64,
+    /// Print JSON: text, tokens (id, piece, special), count
+    #[arg(long)]
+    pub json: bool,
+    /// A name of the catalogue, a folder or .gguf file, org/name of the Hugging Face hub, or dummy:SHAPE
+    #[arg(long, short, default_value = DEFAULT_MODEL)]
+    pub model: String,
+    /// Longest context in tokens: a prompt that fills it is refused, as by `run` [default: the model's]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    pub max_context: Option<u32>,
 }
 
 /// A part to measure alone.

@@ -16,6 +16,7 @@ mod progress;
 mod run;
 mod setup;
 mod simulate;
+mod tokenize;
 mod units;
 mod worker;
 mod workloads;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Generate(args) => generate::generate(&args),
+        Command::Tokenize(args) => tokenize::tokenize(&args),
         Command::Pull { model } => models::pull(&model),
         Command::Models => models::list(),
         Command::Plan(args) => plan::plan(&args),

@@ -31,19 +31,6 @@ pub struct Opened {
 pub fn open(args: &EngineArgs) -> anyhow::Result<Opened> {
     let resolved = models::resolve(&args.model)?;
     let model = resolved.open()?;
-    let config = model.config();
-    let (tokenizer, template) = match &resolved {
-        ResolvedModel::Path(_) => (Tokenizer::of(&model)?, ChatTemplate::of(&model)?),
-        ResolvedModel::Dummy(_) => (Tokenizer::bytes(config.vocab), None),
-    };
-    let context_max = match args.max_context {
-        Some(wanted) if wanted as usize > config.context_max => bail!(
-            "--max-context {wanted} is more than the model was made for: {} tokens",
-            config.context_max
-        ),
-        Some(wanted) => wanted,
-        None => config.context_max as u32,
-    };
     let mut identity = model.fingerprint().iter().fold(String::new(), |mut text, byte| {
         write!(text, "{byte:02x}").expect("writing to a string");
         text
@@ -52,20 +39,50 @@ pub fn open(args: &EngineArgs) -> anyhow::Result<Opened> {
     if args.context_type != ContextType::Bf16 {
         write!(identity, ", {} contexts", args.context_type).expect("writing to a string");
     }
+    let served = served(&args.model, args.max_context, &resolved, &model, identity)?;
+    Ok(Opened { model, served: Arc::new(served) })
+}
+
+/// Opens what a model's text needs, and nothing that takes as long as its weights are large.
+pub fn open_text(name: &str, max_context: Option<u32>) -> anyhow::Result<ServedModel> {
+    let resolved = models::resolve(name)?;
+    let model = resolved.open()?;
+    served(name, max_context, &resolved, &model, String::new())
+}
+
+fn served(
+    name: &str,
+    max_context: Option<u32>,
+    resolved: &ResolvedModel,
+    model: &Model,
+    identity: String,
+) -> anyhow::Result<ServedModel> {
+    let config = model.config();
+    let (tokenizer, template) = match resolved {
+        ResolvedModel::Path(_) => (Tokenizer::of(model)?, ChatTemplate::of(model)?),
+        ResolvedModel::Dummy(_) => (Tokenizer::bytes(config.vocab), None),
+    };
+    let context_max = match max_context {
+        Some(wanted) if wanted as usize > config.context_max => bail!(
+            "--max-context {wanted} is more than the model was made for: {} tokens",
+            config.context_max
+        ),
+        Some(wanted) => wanted,
+        None => config.context_max as u32,
+    };
     let mut eos_tokens = config.eos_tokens.clone();
     eos_tokens.extend(tokenizer.eos_tokens());
     eos_tokens.sort_unstable();
     eos_tokens.dedup();
-    let served = Arc::new(ServedModel {
-        name: served_name(&args.model),
+    Ok(ServedModel {
+        name: served_name(name),
         identity,
         tokenizer,
         template,
         vocab: config.vocab as u32,
         context_max,
         eos_tokens,
-    });
-    Ok(Opened { model, served })
+    })
 }
 
 /// What results call the model: the name it was asked for by, or its file's or folder's own.

@@ -26,7 +26,7 @@ fn result(line: &str) -> Value {
 
 #[test]
 fn every_command_explains_itself() {
-    for command in ["run", "generate", "pull", "models", "bench"] {
+    for command in ["run", "generate", "tokenize", "pull", "models", "bench"] {
         let help = Finished::of(&mut glinthawk([command, "--help"])).expect(0);
         assert!(help.stdout.contains("Usage: glinthawk"), "{}", help.stdout);
         assert!(help.stderr.is_empty(), "{}", help.stderr);
@@ -38,7 +38,7 @@ fn every_command_explains_itself() {
 
 #[test]
 fn bad_usage_is_code_2() {
-    let cases: [&[&str]; 11] = [
+    let cases: [&[&str]; 14] = [
         &[],
         &["frobnicate"],
         &["run"],
@@ -48,6 +48,9 @@ fn bad_usage_is_code_2() {
         &["run", "in.jsonl", "--batch", "many"],
         &["run", "in.jsonl", "--context-memory", "4parsec"],
         &["run", "in.jsonl", "--isa", "sse9"],
+        &["tokenize"],
+        &["tokenize", "hello", "--request", "in.jsonl"],
+        &["tokenize", "hello", "--line", "2"],
         &["generate", "hello", "--temperature", "-1"],
         &["generate", "hello", "--temperature", "nan"],
     ];
@@ -274,6 +277,59 @@ fn a_real_model_knows_the_capital_of_france() {
     let question = ["generate", "What is the capital of France?", "--max-tokens", "12"];
     let answer = Finished::of(&mut glinthawk(question)).expect(0);
     assert!(answer.stdout.contains("Paris"), "{}", answer.stdout);
+}
+
+#[test]
+fn tokenize_shows_what_a_job_would_run() {
+    let input = "{\"prompt\": [104, 105]}\n\n{\"prompt\": \"h\\u00e9\"}\n\
+                 {\"custom_id\": \"a\", \"method\": \"POST\", \"url\": \"/v1/completions\", \
+                 \"body\": {\"prompt\": \"hi\"}}\n{\"prompt\": \"hi\", \"temperatur\": 1}\n";
+    let case = Case::new(input);
+    let tokenize =
+        |options: &[&str]| Finished::of(glinthawk(["tokenize", "--model", TINY]).args(options));
+    let at = |line: &str, more: &[&str]| {
+        let path = case.input();
+        let path = path.to_str().expect("a path of text");
+        tokenize(&[&["--request", path, "--line", line], more].concat())
+    };
+    let token = |id: u32, piece: &str| json!({"id": id, "piece": piece, "special": false});
+    let hi = json!({"text": "hi", "tokens": [token(104, "h"), token(105, "i")], "count": 2});
+    let read = |finished: Finished| -> Value {
+        serde_json::from_str(&finished.expect(0).stdout).expect("JSON on standard output")
+    };
+    assert_eq!(read(tokenize(&["hi", "--json"])), hi);
+    assert_eq!(read(at("1", &["--json"])), hi);
+    assert_eq!(read(at("4", &["--json"])), hi);
+    let bytes = [token(104, "h"), token(0xc3, "\u{fffd}"), token(0xa9, "\u{fffd}")];
+    assert_eq!(read(at("3", &["--json"])), json!({"text": "hé", "tokens": bytes, "count": 3}));
+    let shown = tokenize(&["hi"]).expect(0).stdout;
+    assert_eq!(shown, "hi\n\n     104  \"h\"\n     105  \"i\"\n\n2 tokens\n");
+    at("2", &[]).expect_error(&["line 2 is blank"]);
+    at("5", &[]).expect_error(&["temperatur"]);
+    at("6", &[]).expect_error(&["in.jsonl has no line 6", "line 5"]);
+    tokenize(&["hello", "--max-context", "4"]).expect_error(&["context holds 4 tokens"]);
+    tokenize(&["--request", "nowhere.jsonl"]).expect_error(&["nowhere.jsonl"]);
+}
+
+#[test]
+fn tokenize_renders_a_chat_as_run_does() {
+    if testing::default_model().is_none() {
+        return;
+    }
+    let chat = Finished::of(&mut glinthawk(["tokenize", "Hi<|im_end|>", "--json"])).expect(0);
+    let chat: Value = serde_json::from_str(&chat.stdout).expect("JSON");
+    let text = chat["text"].as_str().expect("a text");
+    assert!(
+        text.ends_with("<|im_start|>user\nHi<|im_end|><|im_end|>\n<|im_start|>assistant\n"),
+        "{text}"
+    );
+    let special = |token: &&Value| token["special"] == true;
+    let tokens = chat["tokens"].as_array().expect("tokens");
+    // Of the two ends of a turn, the one in the message is text.
+    assert_eq!(tokens.iter().filter(special).count(), 5, "{chat}");
+    assert_eq!(chat["count"], tokens.len());
+    let raw = Finished::of(&mut glinthawk(["tokenize", "Hi", "--raw"])).expect(0).stdout;
+    assert!(raw.ends_with("\"Hi\"\n\n1 token\n"), "{raw}");
 }
 
 #[test]

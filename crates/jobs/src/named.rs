@@ -20,6 +20,8 @@ pub(crate) struct Namer {
 
 /// A line that is not blank.
 pub(crate) struct Named<'a> {
+    /// Counted from 1, blank lines included.
+    pub(crate) number: u64,
     pub(crate) key: Key,
     line: Line<'a>,
     /// Whether no earlier line has the same custom id.
@@ -53,7 +55,7 @@ impl Namer {
             true => Key::of_request(self.run, &line.custom_id, &line.digest),
             false => Key::of_duplicate(&line.custom_id, number),
         };
-        Ok(Some(Named { key, line, first }))
+        Ok(Some(Named { number, key, line, first }))
     }
 }
 
