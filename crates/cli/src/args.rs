@@ -28,21 +28,21 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Fetch a model into the cache
     Pull {
-        /// A name of the catalogue, or org/name of the Hugging Face hub
+        /// A name in the catalogue, or org/name on the Hugging Face hub
         #[arg(default_value = DEFAULT_MODEL)]
         model: String,
     },
     /// List the catalogue and what is in the cache
     Models,
-    /// Join a dispatcher as a worker; it gives the role
+    /// Join a dispatcher as a worker
     Worker(WorkerArgs),
-    /// Choose the cluster's shape for a model and a workload, by simulation
+    /// Choose the best cluster for a model and a workload, by simulation
     Plan(PlanArgs),
-    /// Time the kernels here for a model's shape, and what the engine does around them
+    /// Time the kernels and the engine on this machine, for a model's shape
     Profile(ProfileArgs),
     /// Simulate one configuration in detail
     Simulate(SimulateArgs),
-    /// Regenerate the paper's tables and figures, ours beside theirs
+    /// Regenerate the paper's tables and figures, next to the originals
     Reproduce {
         /// Folder for the page and its plots
         #[arg(short, long, default_value = "docs")]
@@ -51,7 +51,7 @@ pub enum Command {
     /// Measure this machine: the engine end to end, or its kernels, network or planner alone
     #[command(args_conflicts_with_subcommands = true)]
     Bench {
-        /// What to measure; end to end where nothing is said
+        /// What to measure; end to end by default
         #[command(subcommand)]
         part: Option<BenchPart>,
         /// Options of the end-to-end measurement
@@ -62,17 +62,18 @@ pub enum Command {
 
 const RUN_HELP: &str = "\
 Input lines are OpenAI batch requests (custom_id, method, url, body) or bare bodies with \"prompt\" \
-or \"messages\". One output line follows for each, as it completes, in the OpenAI batch output \
-format. A bad line gets an error line and the job goes on.
+or \"messages\". Each gets one output line in the OpenAI batch output format, as soon as it \
+completes. A bad line gets an error line and the job goes on.
 
-Exit code: 0 all lines have a result, 1 the job failed, 2 bad usage, 3 finished, some lines failed.";
+Exit code: 0 every line has an answer, 1 the job failed, 2 bad usage, 3 finished, but some lines failed.";
 
 /// Options of `run`.
 #[derive(Args)]
 pub struct RunArgs {
-    /// Requests, one JSON object a line; `-` reads standard input
+    /// Requests, one JSON object per line; `-` reads standard input
     pub input: PathBuf,
-    /// Where results go; `-` writes standard output [default: INPUT with .out.jsonl for its ending]
+    /// Where results go; `-` writes standard output [default: INPUT with its ending replaced by
+    /// .out.jsonl]
     #[arg(short, long)]
     pub output: Option<PathBuf>,
     /// Start anew instead of continuing what the output file holds
@@ -98,7 +99,7 @@ pub struct RunArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Two tiers")]
 pub struct ClusterArgs {
-    /// Tier-1 nodes: processes that hold a slice of the weights each
+    /// Tier-1 nodes: processes that each hold a slice of the weights
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub tier1: Option<u32>,
     /// Tier-2 nodes for each Tier-1 node: processes that hold contexts and attend; 0 is single-tier
@@ -116,10 +117,11 @@ pub struct ClusterArgs {
     /// Wait at this address for workers from elsewhere instead of starting local ones
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
-    /// Workers to wait for; --tier1 and --tier2 say what they become
+    /// Number of workers to wait for; --tier1 and --tier2 say what they become
     #[arg(long, value_name = "N", requires = "listen", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub workers: Option<u32>,
-    /// When Tier 1 computes: what is `ready`, or whole `flights` (to see what stragglers cost)
+    /// What Tier 1 computes: whatever is `ready`, or only whole `flights` (to see what stragglers
+    /// cost)
     #[arg(long, value_enum, default_value_t = MergeArg::Ready, hide_possible_values = true)]
     pub merge: MergeArg,
     /// Write every node's timeline to this file, for Perfetto or chrome://tracing
@@ -128,7 +130,7 @@ pub struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// Whether nothing asks for more than this process.
+    /// Whether the options ask for this process only.
     pub fn is_one_process(&self) -> bool {
         self.tier1.is_none() && self.tier2.is_none() && self.listen.is_none()
     }
@@ -146,10 +148,10 @@ pub enum MergeArg {
 /// Options of `plan`.
 #[derive(Args)]
 pub struct PlanArgs {
-    /// The machines there are, in TOML; see crates/plan/data/clusters for one
+    /// The available machines, in TOML; see crates/plan/data/clusters for examples
     #[arg(long, value_name = "FILE.toml")]
     pub cluster: PathBuf,
-    /// The model's shape: one of dummy:SHAPE, or any other model on this machine
+    /// The model's shape: dummy:SHAPE, or a model on this machine
     #[arg(long, short)]
     pub model: String,
     /// Lengths of the job's prompts and completions: a CSV of prompt_tokens,output_tokens, or a file
@@ -159,13 +161,13 @@ pub struct PlanArgs {
     /// What to optimise: throughput, cost, or deadline (cheapest within --hours)
     #[arg(long, value_enum, default_value_t = ObjectiveArg::Throughput)]
     pub objective: ObjectiveArg,
-    /// Hours within which the job must be done, with --objective deadline
+    /// Time limit of the job in hours, with --objective deadline
     #[arg(long, required_if_eq("objective", "deadline"))]
     pub hours: Option<f64>,
-    /// Prefill rows of one prompt in a batch, at most
+    /// Most prefill rows of one prompt in a batch
     #[arg(long, default_value_t = 256)]
     pub chunk: usize,
-    /// Rows in a Tier-1 batch at most
+    /// Most rows in a Tier-1 batch
     #[arg(long, default_value_t = 4096)]
     pub batch_max: usize,
     /// Write the plan to this file
@@ -187,24 +189,24 @@ pub enum ObjectiveArg {
 /// Options of `simulate`.
 #[derive(Args)]
 #[command(
-    after_help = "Prints the settled state, with every flight full. With --workload or --prompts also what \
-                  such a job takes, its beginning and end included, by running the dispatcher itself in \
-                  virtual time; a timeline is then of the job."
+    after_help = "Prints the settled state, with every flight full. With --workload or --prompts, also prints \
+                  what such a job takes from beginning to end, by running the dispatcher itself in virtual \
+                  time. The timeline then shows the job."
 )]
 pub struct SimulateArgs {
-    /// The model's shape: one of dummy:SHAPE, or any other model on this machine
+    /// The model's shape: dummy:SHAPE, or a model on this machine
     #[arg(long, short, default_value = DEFAULT_MODEL)]
     pub model: String,
     /// Kernel times: a file written by `profile`
     #[arg(long, value_name = "FILE.json")]
     pub profile: Option<PathBuf>,
-    /// Kernel times: a device of the catalogue, such as t4
+    /// Kernel times: a device in the catalogue, such as t4
     #[arg(long, value_name = "NAME", conflicts_with = "profile")]
     pub device: Option<String>,
-    /// Kernel times of Tier 2, where they differ
+    /// Kernel times of Tier 2, if they differ
     #[arg(long, value_name = "FILE.json")]
     pub tier2_profile: Option<PathBuf>,
-    /// Kernel times of Tier 2, where they differ
+    /// Kernel times of Tier 2, if they differ
     #[arg(long, value_name = "NAME", conflicts_with = "tier2_profile")]
     pub tier2_device: Option<String>,
     /// Tier-1 nodes
@@ -216,16 +218,16 @@ pub struct SimulateArgs {
     /// Let Tier-1 nodes hold contexts and attend too
     #[arg(long)]
     pub hybrid: bool,
-    /// Lanes that compute side by side in one process, each with the threads of the profile
+    /// Lanes that compute side by side in one process, each with as many threads as the profile
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096), conflicts_with_all = ["tier1", "tier2", "hybrid", "cores"])]
     pub lanes: u32,
     /// Rows of a flight for each attention worker
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: u32,
-    /// Flights in the air [default: 1, or 3 for each Tier-1 node where there is a Tier 2]
+    /// Flights in the air [default: 1, or 3 for each Tier-1 node if there is a Tier 2]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub flights: Option<u32>,
-    /// Prefill rows of one prompt in a batch, at most
+    /// Most prefill rows of one prompt in a batch
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub chunk: u32,
     /// Delay of every message between the tiers, each way, such as 20ms
@@ -234,13 +236,13 @@ pub struct SimulateArgs {
     /// Bandwidth of every link between the tiers, each way, such as 1gbit
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
     pub bandwidth: Option<u64>,
-    /// Positions every row attends to, where no workload says
+    /// Positions that every row attends to, if there is no workload
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     pub context: u32,
     /// The job: a CSV of prompt_tokens,output_tokens, or a file of requests (.jsonl)
     #[arg(long, value_name = "FILE")]
     pub workload: Option<PathBuf>,
-    /// The job: prompts that are all alike, such as 1000x128+256 (128 tokens in, 256 out)
+    /// The job: a number of equal prompts, such as 1000x128+256 (128 tokens in, 256 out)
     #[arg(long, value_name = "JOB", conflicts_with = "workload")]
     pub prompts: Option<String>,
     /// Memory for contexts of each process that attends [default: enough]
@@ -249,10 +251,11 @@ pub struct SimulateArgs {
     /// Longest context in tokens [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_context: Option<u32>,
-    /// Nodes are processes that share so many cores, as `run` starts them [default: each has its own machine]
+    /// Nodes are processes that share this many cores, as `run` starts them [default: each has its own
+    /// machine]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub cores: Option<u32>,
-    /// Tokens are drawn, not the likeliest
+    /// Tokens are sampled instead of greedy
     #[arg(long)]
     pub sampled: bool,
     /// Print JSON
@@ -264,7 +267,7 @@ pub struct SimulateArgs {
 }
 
 impl SimulateArgs {
-    /// Flights in the air, where nothing is said as `run` has it.
+    /// Flights in the air; the default is the same as for `run`.
     pub fn flights(&self) -> u32 {
         self.flights.unwrap_or(if self.tier2 == 0 { 1 } else { 3 * self.tier1 })
     }
@@ -273,29 +276,29 @@ impl SimulateArgs {
 /// Options of `worker`.
 #[derive(Args)]
 #[command(
-    after_help = "The cluster's secret is taken from the environment variable GLINTHAWK_TOKEN, \
-                        the same on the dispatcher and on every worker."
+    after_help = "Set the environment variable GLINTHAWK_TOKEN to the cluster's secret, the same on the \
+                  dispatcher and on every worker."
 )]
 pub struct WorkerArgs {
     /// The dispatcher's address, such as 10.0.0.1:7070
     #[arg(long, value_name = "ADDR")]
     pub join: String,
-    /// Tier to be in: 1 or 2 [default: the dispatcher decides]
+    /// Tier to join: 1 or 2 [default: the dispatcher decides]
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub tier: Option<u8>,
     /// Place among the workers of the tier
     #[arg(long, hide = true)]
     pub place: Option<u32>,
-    /// Cores to keep to, such as 0,1
+    /// Cores to run on, such as 0,1
     #[arg(long, value_delimiter = ',')]
     pub cores: Vec<usize>,
-    /// Memory for contexts, such as 4GiB [default: half of what is free]
+    /// Memory for contexts, such as 4GiB [default: half of the free memory]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub context_memory: Option<u64>,
-    /// Kernel threads [default: the cores this process may use]
+    /// Kernel threads [default: one per available core]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
-    /// Best instruction set to offer [default: the best here]
+    /// Best instruction set to offer [default: the machine's best]
     #[arg(long, env = "GLINTHAWK_ISA")]
     pub isa: Option<Isa>,
 }
@@ -303,69 +306,71 @@ pub struct WorkerArgs {
 /// Options of `profile`.
 #[derive(Args)]
 pub struct ProfileArgs {
-    /// Whose shape: a name of the catalogue, a folder or .gguf file, org/name of the Hugging Face hub, or dummy:SHAPE
+    /// The model whose shape to time: a name in the catalogue, a folder or .gguf file, org/name on the Hugging Face
+    /// hub, or dummy:SHAPE
     #[arg(long, short, default_value = DEFAULT_MODEL)]
     pub model: String,
-    /// Fewer repetitions and batches up to 1024 instead of 4096: under a minute
+    /// Take under a minute: fewer repetitions, batches up to 1024 instead of 4096
     #[arg(long)]
     pub quick: bool,
-    /// A few seconds: every second batch up to 512
+    /// Take a few seconds: every second batch, up to 512
     #[arg(long, conflicts_with = "quick")]
     pub brief: bool,
     /// Write the profile to this file [default: in the cache, where `run` finds it]
     #[arg(short, long, value_name = "FILE.json")]
     pub output: Option<PathBuf>,
-    /// Kernel threads: 1 for the lanes of one process or for nodes that share this machine's cores, and timed on all
-    /// of them at once; all cores for a node that has the machine to itself
+    /// Threads of each kernel. With 1, one kernel runs on every core at once, as lanes and local nodes do; for a
+    /// node that has the machine to itself, give its number of cores
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: u32,
-    /// Instruction set of the kernels [default: the best here]
+    /// Instruction set of the kernels [default: the machine's best]
     #[arg(long, env = "GLINTHAWK_ISA")]
     pub isa: Option<Isa>,
 }
 
-/// Rows in a batch, where nothing says which are best.
+/// Rows in a batch, if neither the options nor a profile say.
 pub const BATCH_DEFAULT: u32 = 256;
 
 /// Options that choose and size the engine.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Model and engine")]
 pub struct EngineArgs {
-    /// A name of the catalogue, a folder or .gguf file, org/name of the Hugging Face hub, or dummy:SHAPE
+    /// A name in the catalogue, a folder or .gguf file, org/name on the Hugging Face hub, or dummy:SHAPE
     #[arg(long, short, default_value = DEFAULT_MODEL)]
     pub model: String,
-    /// Rows in a batch, for each attention worker or lane: one for each prompt that generates, the rest
-    /// for prefill [default: 256; where a job runs in one process, the best for it by a profile of this
-    /// machine]
+    /// Rows in a batch, for each attention worker or lane. A prompt that generates takes one row;
+    /// prefill takes the rest [default: 256; in one process, the best for the job if there is a profile
+    /// of this machine]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: Option<u32>,
     /// Batches in flight at once [default: 1, or 3 for each Tier-1 node of a cluster]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub flights: Option<u32>,
-    /// Prefill rows of one prompt in a batch, at most
+    /// Most prefill rows of one prompt in a batch
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub chunk: u32,
-    /// Memory for contexts of each process that attends, such as 4GiB [default: half of what is free,
-    /// in equal parts]
+    /// Memory for contexts in each process that attends, such as 4GiB [default: half of the free
+    /// memory, in equal parts]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub context_memory: Option<u64>,
-    /// What keys and values are kept as: bf16, or int8, which is half as large and less exact
+    /// How keys and values are stored: bf16, or int8, which is half as large and less exact
     #[arg(long, value_name = "TYPE", default_value_t)]
     pub context_type: ContextType,
     /// Longest context in tokens, prompt and completion together [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_context: Option<u32>,
-    /// Kernel threads [default: the cores this process may use]; with enough prompts in lanes, that run
-    /// whole batches by themselves
+    /// Kernel threads; with enough prompts, they form lanes that each run their own batches
+    /// [default: one per available core]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
-    /// Instruction set of the kernels: portable, avx2, avx512, avx512bf16 or amx [default: the best here]
+    /// Instruction set of the kernels: portable, avx2, avx512, avx512bf16 or amx [default: the machine's
+    /// best]
     #[arg(long, env = "GLINTHAWK_ISA")]
     pub isa: Option<Isa>,
 }
 
 impl EngineArgs {
-    /// Rows in a batch: those asked for, else the usual number.
+    /// Rows in a batch: as asked for, else the default.
     pub fn batch(&self) -> u32 {
         self.batch.unwrap_or(BATCH_DEFAULT)
     }
@@ -394,13 +399,13 @@ pub struct GenerateArgs {
     /// Continue the text as it stands instead of answering it as a chat message
     #[arg(long)]
     pub raw: bool,
-    /// Generated tokens at most
+    /// Most tokens to generate
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: u32,
-    /// 0 picks the likeliest token every time
+    /// Sampling temperature; 0 always picks the likeliest token
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, value_parser = units::parse_temperature)]
     pub temperature: f32,
-    /// Seed of the sampling
+    /// Seed for sampling
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
     /// The engine's options
@@ -437,14 +442,14 @@ pub struct TokenizeArgs {
 /// A part to measure alone.
 #[derive(Subcommand)]
 pub enum BenchPart {
-    /// Each kernel's share of the machine's ceilings, measured in the same run
+    /// Each kernel as a fraction of the machine's limits, measured in the same run
     Kernels(KernelBenchArgs),
-    /// What the network controller adds to bare TCP on the loopback
+    /// What the network code adds to bare TCP on the loopback
     Net {
         /// Rows of a shard
         #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
         rows: u32,
-        /// Whose widths the messages have: a shape such as llama2-7b
+        /// The shape that sets the width of messages, such as llama2-7b
         #[arg(long, default_value = "smollm2-135m")]
         shape: String,
     },
@@ -468,13 +473,13 @@ pub struct KernelBenchArgs {
     /// Contexts of the attention, in tokens
     #[arg(long, value_delimiter = ',', default_value = "128,512,2048,8192")]
     pub contexts: Vec<usize>,
-    /// Repetitions; the median counts
+    /// Repetitions; the median is reported
     #[arg(long, default_value_t = 5)]
     pub runs: usize,
-    /// Kernel threads [default: the cores this process may use]
+    /// Kernel threads [default: one per available core]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
-    /// Instruction set [default: the best here]
+    /// Instruction set [default: the machine's best]
     #[arg(long, env = "GLINTHAWK_ISA")]
     pub isa: Option<Isa>,
 }
@@ -491,7 +496,7 @@ pub struct BenchArgs {
     /// Tokens generated for each prompt
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub output: u32,
-    /// Runs; the median counts
+    /// Runs; the median is reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
     /// The engine's options
