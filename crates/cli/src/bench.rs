@@ -84,8 +84,8 @@ pub struct FixedJob {
 }
 
 impl FixedJob {
-    /// Operations of all products with weights: every token but the last of each prompt goes through all layers, and
-    /// what is generated through the classifier.
+    /// Operations of all products with weights. Every token except the last of each prompt goes through all layers,
+    /// and every generated token through the classifier.
     fn operations(self, shape: &Shape) -> f64 {
         let layers = shape.layers as f64 * (shape.pre_parameters() + shape.post_parameters());
         let rows = f64::from(self.input + self.output - 1);
@@ -94,7 +94,8 @@ impl FixedJob {
     }
 }
 
-/// Runs a job and says how many seconds it took; `run` makes its prompts others than an earlier run's.
+/// Runs a job and returns its seconds. The number `run` makes its prompts differ from those of earlier
+/// runs.
 pub fn run_once(engine: &mut Engine, job: FixedJob, vocab: u32, run: u32) -> anyhow::Result<f64> {
     let started = Instant::now();
     let mut submitted = 0;

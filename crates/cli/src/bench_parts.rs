@@ -15,16 +15,16 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Context memory of the attention benchmark: more than any last-level cache hides.
+/// Context memory of the attention benchmark: more than fits in any last-level cache.
 const CONTEXT_BYTES: usize = 1 << 30;
 
 /// Decode rows of the attention benchmark at most.
 const CONTEXT_ROWS_MAX: usize = 512;
 
-/// Weights of the product benchmark: enough layers to be more than a last-level cache hides.
+/// Weights of the product benchmark: more than fits in a last-level cache.
 const WEIGHT_BYTES: usize = 1 << 30;
 
-/// Prints every kernel's share of the ceiling that binds it.
+/// Prints every kernel as a fraction of the limit that binds it.
 pub fn kernels(args: &KernelBenchArgs) -> anyhow::Result<ExitCode> {
     let isa = setup::isa(args.isa)?;
     let threads = Arc::new(Threads::new(setup::threads(args.threads)?)?);
@@ -76,7 +76,7 @@ pub fn kernels(args: &KernelBenchArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A kernel beside the ceilings of the same time, medians of all.
+/// A kernel beside the limits measured at the same time; all are medians.
 struct Share {
     seconds: f64,
     best: f64,
@@ -86,7 +86,7 @@ struct Share {
     bandwidth: f64,
 }
 
-/// Alternates kernels and ceilings.
+/// Measures kernels and limits in turns.
 fn measure<const N: usize>(
     runs: usize,
     ceilings: &Ceilings,
@@ -136,7 +136,7 @@ impl fmt::Display for Share {
     }
 }
 
-/// The middle of them.
+/// The median.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

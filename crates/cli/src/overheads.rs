@@ -14,9 +14,9 @@ use std::time::Duration;
 const ROWS: u32 = 256;
 /// Rows of the large message: more than the caches next to a core hold, as in a run.
 const MESSAGE_ROWS: u32 = 1024;
-/// What a node computes between two messages, about.
+/// About how long a node computes between two messages.
 const REST: Duration = Duration::from_micros(500);
-/// Tokens that each prompt of an engine run says.
+/// Tokens that each prompt of an engine run generates.
 const TOKENS: u32 = 8;
 
 /// Measures them with the engine that `engine` describes, whose model has this configuration.
@@ -66,10 +66,11 @@ fn network(config: &ModelConfig, round_trips: usize) -> anyhow::Result<Overheads
     let small = round_trip(&options(1, at_once), [here, here])?;
     let large = round_trip(&options(MESSAGE_ROWS, at_once), [here, here])?;
     let apart = round_trip(&options(1, at_once), [here, there])?.median.as_secs_f64();
-    // A core that had nothing to do for longer takes longer to wake.
+    // A core that has been idle for longer takes longer to wake.
     let rested = round_trip(&options(1, REST), [here, there])?.median.as_secs_f64();
     let crowded = beside_computation(here, || round_trip(&options(1, at_once), [here, here]))?;
-    // Who has to wait for a core mostly does not, and then for long: the mean tells, not the median.
+    // A thread rarely waits for a core, but when it does it waits long. So the mean matters, not the
+    // median.
     let crowded = (crowded.mean.as_secs_f64() - small.mean.as_secs_f64()) / 2.0;
     let (small, large) = (small.median.as_secs_f64(), large.median.as_secs_f64());
     // A round trip is two messages with two ends each.
@@ -91,7 +92,7 @@ fn beside_computation<T>(core: usize, work: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Unpinned, it would only be in the way less often.
+            // Without pinning, it would compete for the core less often.
             _ = keep_to_cores(&[core]);
             while !over.load(Ordering::Relaxed) {
                 std::hint::spin_loop();

@@ -1,5 +1,5 @@
-//! A cluster whose processes are killed or interrupted: it ends, all of it, with one clear line, and
-//! what it had finished is kept; the same job goes on in any topology with identical bytes.
+//! A cluster whose processes are killed or interrupted ends completely, with one clear line, and
+//! keeps what it had finished. The same job continues in any topology with identical bytes.
 
 mod cluster_support;
 mod common;
@@ -12,8 +12,8 @@ use std::os::unix::process::CommandExt;
 
 const LINES: usize = 200;
 
-/// Two slices, each with its Tier-2 node: four workers. Slow enough, without using a core, to be met
-/// half-way.
+/// Two slices, each with its Tier-2 node: four workers. Slow enough, without using a core, to be
+/// caught half-way.
 const CLUSTER: [&str; 10] =
     ["--tier1", "2", "--tier2", "1", "--batch", "8", "--flights", "2", "--delay", "2ms"];
 
@@ -59,7 +59,7 @@ impl Story {
 fn a_killed_worker_ends_the_job_with_a_clear_line() {
     let story = Story::new();
     let mut lines = 0;
-    // Each of the four in turn, as they were started, the same output going on.
+    // Kill each of the four in turn, in the order they were started; the same output continues.
     for (victim, name) in ["tier1-0", "tier1-1", "tier2-0-0", "tier2-1-0"].iter().enumerate() {
         let target = lines + 1 + Random(victim as u64).below(30) as usize;
         let (running, mut workers) = story.start(target);

@@ -1,5 +1,5 @@
-//! What goes between the tiers: q, k, v of every row and layer out, attention output back, and next
-//! to nothing else.
+//! What crosses between the tiers: q, k, v of every row and layer out, attention output back, and
+//! almost nothing else.
 
 mod common;
 
@@ -50,7 +50,7 @@ fn rows_travel_with_hardly_any_framing() {
     finished.expect(0);
 
     let tokens = |field: &str| stats[field].as_u64().expect("a count");
-    // The last token of a completion is nobody's input.
+    // The last token of a completion is not an input.
     let rows = LAYERS * (tokens("prompt_tokens") + tokens("generated_tokens") - tokens("prompts"));
     for (kind, from, to, payload) in [
         ("attend", "tier1", "tier2", 2.0 * (HIDDEN + 2.0 * KEY_VALUE)),

@@ -38,8 +38,8 @@ fn run(case: &Case, isa: Isa, max_context: &str, variant: &Variant) -> (Vec<Stri
     (case.results(), stats)
 }
 
-/// All variants give the bytes of the first. Those with less memory than `ample` must have had to
-/// preempt, where more than one prompt was seated at all.
+/// All variants give the bytes of the first. Those with less memory than `ample` must have
+/// preempted, if more than one prompt was seated at all.
 fn check(case: &Case, isa: Isa, max_context: &str, ample: &str, variants: &[Variant]) {
     let (expected, _) = run(case, isa, max_context, &variants[0]);
     for variant in &variants[1..] {
@@ -138,7 +138,7 @@ fn outputs_of_int8_contexts_are_identical_whatever_runs_beside_them() {
     assert_eq!(case.answers().len(), 20);
 }
 
-/// What the default model is asked; the two long completions are of three pages each in the end.
+/// Requests for the default model; the two long completions end with three pages each.
 const REAL_REQUESTS: &str = r#"
 {"custom_id":"chat","messages":[{"role":"user","content":"Name a colour."}],"seed":3,"logprobs":true,"top_logprobs":2,"max_tokens":6}
 {"custom_id":"stop","prompt":"One, two, three,","temperature":0,"stop":[" five"],"max_tokens":6}

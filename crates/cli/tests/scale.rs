@@ -1,4 +1,4 @@
-//! A long input is worked off in memory that does not grow with it. `scripts/million-lines` shows
+//! A long input is processed in memory that does not grow with it. `scripts/million-lines` shows
 //! the same for a million lines.
 
 mod common;

@@ -13,7 +13,7 @@ pub trait Fabric {
     /// Takes a shard's step.
     fn launch(&mut self, launch: Launch) -> Result<(), ClusterError>;
 
-    /// Computes something, or waits a little for those who compute; appends what came home.
+    /// Computes something, or waits a little for the nodes that compute; appends what came home.
     fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError>;
 
     /// What every node did so far.

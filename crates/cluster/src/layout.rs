@@ -11,10 +11,11 @@ use std::ops::Range;
 /// How many times longer the longest answers are expected to be than the usual one.
 const OVERSUBSCRIPTION: f32 = 3.0;
 
-/// Rows that make a lane of its own worthwhile: with fewer, the cores had better read the weights together.
+/// Rows that make a separate lane worthwhile. With fewer, it is better if the cores read the weights
+/// together.
 const LANE_ROWS_MIN: usize = 64;
 
-/// What is known of the prompts to come, as far as the shape depends on it.
+/// What is known about the prompts to come that affects the shape.
 #[derive(Clone, Copy, Debug)]
 pub struct Crowd {
     /// How many there are.
@@ -26,7 +27,7 @@ pub struct Crowd {
 impl Crowd {
     /// One prompt alone.
     pub const ONE: Self = Self { prompts: 1, tokens: 1 };
-    /// Where nothing is known: many, of usual lengths.
+    /// For when nothing is known: many prompts of usual lengths.
     pub const UNKNOWN: Self = Self { prompts: usize::MAX, tokens: 512 };
 }
 
@@ -37,8 +38,8 @@ pub struct Layout {
     pub slices: usize,
     /// Attention workers of each slice that are Tier-2 nodes (K').
     pub remote_lanes: usize,
-    /// Attention workers of each slice on the Tier-1 node itself, before the Tier-2 nodes: one at most in a cluster;
-    /// in one process as many as compute side by side.
+    /// Attention workers of each slice on the Tier-1 node itself, before the Tier-2 nodes: at most one in a cluster;
+    /// in one process, as many as compute side by side.
     pub local_lanes: usize,
     /// Rows of a flight on each lane (B).
     pub batch: u32,
@@ -48,15 +49,15 @@ pub struct Layout {
     pub chunk: u32,
     /// Positions a context may have.
     pub context_max: u32,
-    /// What keys and values are kept as.
+    /// How keys and values are stored.
     pub context_type: ContextType,
     /// Whether Tier 1 waits for all shards of a flight before it computes.
     pub whole_flights: bool,
 }
 
 impl Layout {
-    /// As many local lanes as divide so many threads and have, with this memory for all of them, enough
-    /// rows each for the crowd, and room for a longest context.
+    /// Chooses the number of local lanes: the largest that divides the threads evenly and leaves each
+    /// lane enough rows of the crowd and room for a longest context in this memory.
     pub fn with_local_lanes(
         self,
         config: &ModelConfig,
@@ -102,15 +103,15 @@ impl Layout {
         if self.whole_flights { Merge::WholeFlights } else { Merge::Ready }
     }
 
-    /// The layers of a slice: as even as can be, the longer slices first.
+    /// The layers of a slice: as even as possible, with the longer slices first.
     pub fn layers(&self, layers: usize, slice: usize) -> Range<usize> {
         let start = |slice: usize| slice * (layers / self.slices) + slice.min(layers % self.slices);
         start(slice)..start(slice + 1)
     }
 
-    /// Pages of a slice's attention worker with this much memory: what it holds, and no more than
-    /// could ever be used. Every worker must hold one longest context, so that memory never
-    /// decides what a completion says.
+    /// Pages of a slice's attention worker with this much memory: as many as fit, but no more than
+    /// could ever be used. Every worker must hold one longest context, so that memory never decides
+    /// what a completion says.
     pub fn pages(
         &self,
         config: &ModelConfig,
@@ -133,7 +134,7 @@ impl Layout {
         Ok(u32::try_from(pages.min(useful)).unwrap_or(u32::MAX))
     }
 
-    /// What the dispatcher needs; `lane_pages` is the least that any slice's worker has on a lane.
+    /// What the dispatcher needs; `lane_pages` is the fewest that any slice's worker has on a lane.
     pub fn dispatcher(&self, lane_pages: Vec<u32>) -> DispatcherConfig {
         DispatcherConfig {
             flights: self.flights,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// How long an idle engine waits for a line before it looks at the interrupt again.
 const WAIT_IDLE: Duration = Duration::from_millis(50);
-/// How long a busy one does: a file's next line is there sooner.
+/// How long a busy engine waits: the next line of a file arrives sooner than this.
 const WAIT_BUSY: Duration = Duration::from_millis(2);
 /// For how long prompts are gathered before anything is in the air: prompts are seated evenly, and a
 /// flight that leaves with a few rows is away as long as a full one.

@@ -32,7 +32,7 @@ impl RemoteFabric {
         Self { controller, first, names, homes: Vec::new() }
     }
 
-    /// Takes an event; gives the reports of a worker where it was one.
+    /// Takes an event; returns a worker's reports if it carried them.
     fn take(&mut self, event: Event) -> Result<Option<(Peer, Vec<NodeReport>)>, ClusterError> {
         match event {
             Event::Message { message, .. } if message.kind() == Kind::Home => {
@@ -64,13 +64,13 @@ impl RemoteFabric {
         self.controller.send(peer, message).map_err(|error| self.cause(error.into()))
     }
 
-    /// The error to report instead of this one, which may be but its consequence: neighbours of a
-    /// node that died fail too, and sometimes say so before its own connection does.
+    /// Finds the error to report instead of this one, which may only be a consequence: neighbours
+    /// of a node that died fail too, and sometimes say so before its own connection does.
     fn cause(&self, error: ClusterError) -> ClusterError {
         let started = Instant::now();
         loop {
             match self.controller.recv(CAUSE_PATIENCE.saturating_sub(started.elapsed())) {
-                // Who fails says goodbye; who died does not.
+                // A node that fails says goodbye; a node that died does not.
                 Some(Event::Lost { reason: LostReason::Goodbye, .. }) => {}
                 Some(Event::Lost { peer, reason }) if self.names.contains_key(&peer) => {
                     let (name, reason) = (name_of(&self.names, peer), reason.to_string());

@@ -32,7 +32,7 @@ pub struct NodeReport {
     pub received: BTreeMap<String, Traffic>,
     /// Peak resident memory of the node's process.
     pub peak_memory_bytes: u64,
-    /// What ran when, where a trace was asked for.
+    /// What ran when, if a trace was asked for.
     pub spans: Vec<Span>,
 }
 
@@ -97,7 +97,7 @@ fn nanoseconds(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// Peak resident memory of this process in bytes; 0 where the system does not tell.
+/// Peak resident memory of this process in bytes; 0 if the system does not say.
 pub fn peak_memory_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -32,7 +32,7 @@ pub struct Setting {
     pub chunk: u32,
     /// Memory for contexts of each process that attends, in bytes.
     pub context_memory_bytes: u64,
-    /// What keys and values are kept as.
+    /// How keys and values are stored.
     pub context_type: &'static str,
     /// Bytes of a page, over all slices.
     pub page_bytes: u64,
@@ -91,7 +91,7 @@ pub struct RunStats {
 pub struct NodeShare {
     /// `tier1-0` (slice; in one process with several lanes, slice and lane), `tier2-0-1` (slice, lane).
     pub name: String,
-    /// Share of the wall time in which its kernels ran.
+    /// Fraction of the wall time in which its kernels ran.
     pub busy: f64,
     /// Kernel batches run.
     pub batches: u64,
@@ -139,7 +139,7 @@ impl From<&Histogram> for Percentiles {
     }
 }
 
-/// A ratio that is 0 where there is nothing to divide by.
+/// A ratio; 0 if the divisor is 0.
 fn ratio(value: f64, by: f64) -> f64 {
     if by > 0.0 { value / by } else { 0.0 }
 }
@@ -188,7 +188,7 @@ impl RunStats {
         let batches: u64 = of_tier(1).map(|node| node.batches).sum();
         let rows: u64 = of_tier(1).map(|node| node.rows).sum();
         let tokens = dispatcher.prompt_tokens + dispatcher.generated_tokens;
-        // Nodes in this process all report its peak; those of others add to it.
+        // Nodes in this process all report the same peak; other processes add to it.
         let others = nodes.iter().filter(|node| !node.sent.is_empty() || !node.received.is_empty());
         let others_bytes: u64 = others.map(|node| node.peak_memory_bytes).sum();
         Self {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Spans a node keeps at most: the trace of a long run is its beginning.
+/// The most spans a node keeps: the trace of a long run shows only its beginning.
 const SPANS_MAX: usize = 100_000;
 
 /// One kernel batch on a node's timeline.

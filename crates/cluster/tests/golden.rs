@@ -217,7 +217,7 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
     }
 }
 
-/// What the run is called does not matter here.
+/// The names in the setting do not matter here.
 fn setting() -> Setting {
     Setting {
         model: String::new(),

@@ -303,8 +303,8 @@ fn messages_survive_any_segmentation() {
     }
 }
 
-/// Whoever writes, a sender or the network thread, nothing is left lying: with no timer to come to
-/// the rescue, a message that everyone thought another would write would never arrive.
+/// A sender or the network thread writes, and no message is left behind. Without a timer to rescue
+/// it, a message that each thread leaves to the other would never arrive.
 #[test]
 fn many_senders_leave_nothing_behind() {
     const SENDERS: u32 = 4;

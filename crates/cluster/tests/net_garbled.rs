@@ -208,7 +208,7 @@ fn a_peer_that_stops_reading_is_lost() {
     check_goes_on(&victim, address);
 }
 
-/// A shutdown ends in time even where a peer does not read, and frees whoever waits in `send`.
+/// A shutdown ends in time even if a peer does not read, and frees threads that wait in `send`.
 #[test]
 fn a_peer_that_stops_reading_cannot_hold_up_a_shutdown() {
     let _alone = capture_log();

@@ -45,7 +45,7 @@ fn read_message(index: usize, value: &RawValue) -> Result<ChatMessage, Refusal> 
             Some(_) => return Err(Refusal::unsupported(&path(name), "only text is supported")),
         }
     }
-    // Said by the API of an earlier answer, and without influence on the next.
+    // The API adds this to an earlier answer; it does not affect the next.
     for name in ["name", "refusal", "annotations"] {
         fields.take(name);
     }

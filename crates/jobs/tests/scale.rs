@@ -1,4 +1,4 @@
-//! A long input runs in memory that does not grow with it, but for 16-byte keys. Alone in its
+//! A long input runs in memory that does not grow with it, except for 16-byte keys. Alone in its
 //! file, because it measures its process.
 
 mod common;

@@ -13,7 +13,7 @@ pub(crate) use gguf::{FromTensors, ROPE_DIVISORS, has_adjacent_pairs};
 use crate::error::ConfigError;
 use crate::weights::Tensor;
 
-/// Everything the kernels and the planner need to know about a model but its weights.
+/// Everything the kernels and the planner need to know about a model, except its weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     /// Family name as the source spells it (`llama`, `mistral`, `qwen2`, `qwen3`).
@@ -49,7 +49,7 @@ pub struct ModelConfig {
     pub tied_embeddings: bool,
     /// A row attends to at most this many latest positions, itself included.
     pub sliding_window: Option<usize>,
-    /// Put in front of a prompt where the tokenizer asks for it.
+    /// Put in front of a prompt if the tokenizer asks for it.
     pub bos_token: Option<u32>,
     /// Tokens that end a completion.
     pub eos_tokens: Vec<u32>,

@@ -42,8 +42,8 @@ fn of_layer(tensor: LayerTensor) -> (&'static str, &'static str) {
     }
 }
 
-/// Whether a stored tensor that no model here uses may be left alone: constants that follow from
-/// the configuration. Anything else unknown would change the computation.
+/// Whether an unused stored tensor may be ignored: constants that follow from the configuration.
+/// Anything else unknown would change the computation.
 pub(crate) fn is_redundant(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn_rot_embd.weight")
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::catalogue::{self, DEFAULT_MODEL, ResolvedModel};
 
-/// The default model's file. Where it cannot be had, prints why and returns `None`, so that the
+/// The default model's file. If it cannot be fetched, prints why and returns `None`, so that the
 /// test that needs it can end there; with `GLINTHAWK_REQUIRE_MODEL=1` it panics instead.
 pub fn default_model() -> Option<PathBuf> {
     let reason = match catalogue::resolve(DEFAULT_MODEL, &mut |_| {}) {

@@ -11,7 +11,7 @@ pub enum Tensor {
     Embedding,
     /// (hidden)
     FinalNorm,
-    /// (vocab, hidden); the embedding where the model ties them
+    /// (vocab, hidden); the embedding if the model ties them
     Classifier,
     /// A tensor of layer `.0`
     Layer(usize, LayerTensor),

@@ -23,7 +23,7 @@ static LOSSLESS: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
     tokenizers
 });
 
-/// The default model's, where it can be had.
+/// The default model's tokenizer, if it can be fetched.
 static REAL: LazyLock<Option<Tokenizer>> = LazyLock::new(|| {
     let model = Model::open(&testing::default_model()?).expect("the default model opens");
     Some(Tokenizer::of(&model).expect("it has a tokenizer"))

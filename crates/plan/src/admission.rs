@@ -8,19 +8,21 @@ const MARGIN_DEVIATIONS: f64 = 4.0;
 /// The rule by which prompts are admitted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Admission {
-    /// The paper's: every prompt is reckoned at the longest context over a factor (3 for many, 2 to 2.5 for few).
+    /// The paper's rule: every prompt counts as the longest context divided by a factor (3 for many prompts, 2 to
+    /// 2.5 for few).
     Oversubscribed {
         /// Longest context in tokens.
         context_max: f64,
         /// Oversubscription factor.
         factor: f64,
     },
-    /// By what prompts of the workload hold at a random step, with a margin that shrinks with their number.
+    /// By what prompts of the workload hold at a random step, with a relative margin that shrinks with
+    /// their number.
     Expected(Held),
 }
 
 impl Admission {
-    /// By expectation over a workload whose input goes in chunks.
+    /// Admission by expectation, for a workload whose input is processed in chunks.
     pub fn expected(workload: &Workload, chunk: usize) -> Self {
         Self::Expected(workload.held(chunk))
     }

@@ -1,7 +1,8 @@
-//! What no run of a configuration exceeds: the busiest resource, and Little's law for the flights there are.
+//! Upper bounds on any run of a configuration: the busiest resource, and Little's law for the available
+//! flights.
 //!
-//! Tier 1 merges whatever shards are ready, so a batch has any number of rows from a shard's to a flight's. Its time
-//! is at least `fixed + per_row · rows`. With `m` rows in a batch on average, a row costs a node at least
+//! Tier 1 merges the shards that are ready, so a batch may have any number of rows between a shard's and a flight's.
+//! Its time is at least `fixed + per_row · rows`. With `m` rows in a batch on average, a row costs a node at least
 //! `fixed / m + per_row`, and waits in it for at least `fixed + per_row · m`: large batches save work and take longer.
 
 use serde::{Deserialize, Serialize};
@@ -84,13 +85,13 @@ impl Load {
         self.roots += times * (line.fixed * line.per_row).sqrt();
     }
 
-    /// The fixed part that batches of `m` rows share. Steps may differ in their batches: Cauchy's inequality says what
-    /// that saves at most.
+    /// The fixed part that batches of `m` rows share. Steps may differ in their batches; Cauchy's inequality bounds
+    /// what that saves.
     fn shared(&self) -> f64 {
         if self.per_row == 0.0 { self.fixed } else { self.roots * self.roots / self.per_row }
     }
 
-    /// Seconds a row costs the node at least.
+    /// The least seconds that a row costs the node.
     fn seconds_per_row(&self, rows: f64) -> f64 {
         self.shared() / rows + self.per_row
     }
@@ -113,9 +114,9 @@ pub(crate) struct Demand<'a> {
     pub rows_least: f64,
     pub flights: f64,
     pub loads: &'a [Load],
-    /// Seconds a shard is off Tier 1 in a pass at least.
+    /// The least seconds that a shard is away from Tier 1 in a pass.
     pub away: f64,
-    /// Rows per second that reach Tier 2 at most, and why.
+    /// The most rows per second that can reach Tier 2, and why.
     pub remote: Option<(f64, Bottleneck)>,
     pub local: Option<Local>,
     /// Seconds of a row on the busiest link between slices.
@@ -142,12 +143,13 @@ impl Demand<'_> {
         self.flights * local.rows / local.pass
     }
 
-    /// Largest batches everywhere; what attends on Tier 1 takes its time from the rest.
+    /// Assumes the largest batches everywhere; attention on Tier 1 takes time from the rest.
     fn compute(&self) -> f64 {
         let of = |load: &Load| {
             let each = load.seconds_per_row(self.rows);
             match (self.local, self.remote) {
-                // Away for no longer than the others and queueing with them, local shards make no fewer passes.
+                // Local shards are away for no longer than the others and queue with them, so they make at
+                // least as many passes.
                 (Some(local), Some(_)) if local.pass <= self.away => {
                     1.0 / (each + load.local * local.rows / self.rows)
                 }
@@ -161,7 +163,7 @@ impl Demand<'_> {
         self.loads.iter().map(of).fold(f64::INFINITY, f64::min)
     }
 
-    /// The rate, up to `most`, at which the flights there are just cover a pass.
+    /// The rate, up to `most`, at which the available flights just cover a pass.
     fn latency(&self, most: f64) -> f64 {
         let in_air = self.flights * self.rows;
         if self.loads.iter().all(|load| load.per_row == 0.0) {

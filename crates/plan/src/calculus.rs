@@ -98,7 +98,7 @@ pub fn inter_tier_transit(shape: &Shape, traffic: Traffic, link: &Link, rows: f6
     link.rtt + rows * (traffic.out_bytes(shape) + traffic.back_bytes(shape)) / link.bandwidth
 }
 
-/// The largest batch B ≤ `limit` with B · IF(B) ≤ `prompts`; 0 where not even one row fits.
+/// The largest batch B ≤ `limit` with B · IF(B) ≤ `prompts`; 0 if not even one row fits.
 pub fn largest_batch(prompts: usize, limit: usize, flights: impl Fn(usize) -> usize) -> usize {
     (1..=limit.min(prompts)).rev().find(|&batch| batch * flights(batch) <= prompts).unwrap_or(0)
 }

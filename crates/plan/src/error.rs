@@ -1,4 +1,5 @@
-//! Everything that can go wrong between a file on disk and a plan, each naming the place and the remedy.
+//! Everything that can go wrong between a file on disk and a plan. Each error names the place and the
+//! remedy.
 
 use std::path::Path;
 

@@ -63,7 +63,7 @@ impl<T: Copy> Heap<T> {
                 break;
             }
             let smallest = match self.items.get(start..start + CHILDREN) {
-                // Without branches: which child is the smallest cannot be foreseen.
+                // Without branches, because the smallest child is unpredictable.
                 Some(&[(first, _), (second, _), (third, _), (fourth, _)]) => {
                     let (left, right) = (usize::from(second < first), usize::from(fourth < third));
                     let (low, high) = (first.min(second), third.min(fourth));

@@ -69,7 +69,7 @@ pub struct AttentionCurve {
     pub points: Curve,
 }
 
-/// What the engine does around the kernels, in seconds of one core; all zero where nobody measured.
+/// The engine's work around the kernels, in seconds of one core; all zero if it was not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Overheads {
@@ -94,7 +94,7 @@ pub struct Overheads {
 pub struct Profile {
     /// File format version.
     pub version: u32,
-    /// Who measured what, when.
+    /// What was measured where and when.
     pub provenance: Provenance,
     /// What shape it holds for.
     pub shape: ProfileShape,
@@ -106,13 +106,13 @@ pub struct Profile {
     pub fused: Curve,
     /// Final norm, classifier, the likeliest token.
     pub classify: Curve,
-    /// Final norm, classifier, all logits, a token drawn from them; `classify` where it is empty.
+    /// Final norm, classifier, all logits, a token drawn from them; if empty, `classify` is used.
     #[serde(default)]
     pub logits: Curve,
     /// Append and attend, one row of each prompt, by ascending context length.
     pub attention: Vec<AttentionCurve>,
-    /// Append and attend, all rows of one prompt, by ascending context length after them; `attention`
-    /// where it is empty.
+    /// Append and attend, all rows of one prompt, by ascending context length after them; if empty,
+    /// `attention` is used.
     #[serde(default)]
     pub prefill: Vec<AttentionCurve>,
     /// What the engine does around the kernels.

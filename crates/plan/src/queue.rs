@@ -1,9 +1,10 @@
-//! Shards that wait for a node: the deepest step first, among equals the one that came first.
+//! Shards that wait for a node: the deepest step first, and among equals the one that arrived
+//! first.
 
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
-/// The queues of nodes that are alike; a shard is in one of them at most.
+/// The queues of identical nodes; a shard is in at most one of them.
 #[derive(Debug)]
 pub(crate) struct Queues {
     /// Steps of a node.
@@ -50,7 +51,7 @@ impl Queues {
         Some(word * 64 + 63 - words[word].leading_zeros() as usize)
     }
 
-    /// The shard that came first among those that wait for a step.
+    /// The shard that arrived first among those that wait for a step.
     pub fn first(&self, node: usize, step: usize) -> Option<u32> {
         Some(self.ends[node * self.steps + step].0).filter(|&shard| shard != NONE)
     }

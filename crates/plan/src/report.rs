@@ -1,4 +1,5 @@
-//! What a simulation says: throughput, where a token's time goes, who is busy, what crosses the wires.
+//! What a simulation reports: throughput, where a token's time goes, how busy nodes are, what crosses
+//! the wires.
 
 use std::fmt::Write;
 
@@ -65,11 +66,12 @@ pub struct Report {
     pub rows: usize,
     /// Flights in the air.
     pub flights: usize,
-    /// Busy share of every Tier-1 node.
+    /// Fraction of time that every Tier-1 node is busy.
     pub tier1_busy: Vec<f64>,
-    /// Busy share of every Tier-2 node, slice by slice; under the paper's rules one stands for a slice's.
+    /// The same for every Tier-2 node, slice by slice; under the paper's rules one node stands for a
+    /// whole slice.
     pub tier2_busy: Vec<f64>,
-    /// Busy share of every Tier-1 node's outgoing inter-tier link.
+    /// The same for every Tier-1 node's outgoing inter-tier link.
     pub link_busy: Vec<f64>,
     /// What crosses the wires.
     pub traffic: TrafficRates,
@@ -188,7 +190,7 @@ impl Report {
     }
 }
 
-/// Mean, least and most of some shares.
+/// Mean, least and greatest of some fractions.
 fn spread(shares: &[f64]) -> String {
     if shares.is_empty() {
         return "none".to_owned();

@@ -11,17 +11,18 @@ use crate::queue::Queues;
 use crate::random::{Random, mix};
 use crate::trace::{Span, Trace};
 
-/// Passes of every shard before the measurement, and of all together: transients settle, also where shards are few.
+/// Passes of every shard before the measurement, and of all shards together, so that transients settle even with
+/// few shards.
 const PASSES_SETTLING: usize = 2;
 const PASSES_SETTLING_TOGETHER: usize = 150;
-/// Passes that are measured at least, of all shards together, so that few shards do not mean few samples; more where
-/// chance plays a part.
+/// The fewest passes that are measured, over all shards, so that few shards do not mean few samples; more if chance
+/// plays a part.
 const PASSES_MEASURED: usize = 100;
 const PASSES_MEASURED_RANDOM: usize = 1000;
-/// Passes of every shard that settle and that are measured at least where the run begins prompt by prompt.
+/// Passes of every shard to settle, and the fewest to measure, if the run begins prompt by prompt.
 const PASSES_ONE_BY_ONE: (usize, usize) = (12, 12);
-/// Up to this many shards the run begins as a job does, prompt by prompt: how batches merge later depends on it. The
-/// bunch that it makes of more shards takes too long to spread, so they begin with all their rows.
+/// Up to this many shards the run begins as a job does, prompt by prompt: how batches merge later depends on it.
+/// With more shards, the bunch that this creates takes too long to spread, so they begin with all their rows.
 const SHARDS_ONE_BY_ONE: usize = 40;
 
 /// What happens: the kind in the lowest bits, above it the index of a shard, node or worker.
@@ -34,7 +35,7 @@ mod event {
     pub const ATTENDED_LOCALLY: u32 = 2;
     /// A shard reached a Tier-2 node.
     pub const ARRIVED: u32 = 3;
-    /// A Tier-2 node finished attention, or has somebody waiting once it is free.
+    /// A Tier-2 node finished attention, or has a shard waiting once it is free.
     pub const ATTENDED: u32 = 4;
     /// Bits of the kind.
     pub const BITS: u32 = 3;
@@ -76,7 +77,7 @@ struct Tier2 {
     out_free: u64,
 }
 
-/// A lane's way in nanoseconds.
+/// A lane's route in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct WayNs {
     send: u64,
@@ -99,7 +100,7 @@ struct Tally {
 /// What a run measured.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Outcome {
-    /// Rows per second; never above the bound where nothing is random.
+    /// Rows per second; never above the bound if nothing is random.
     pub rows_per_second: f64,
     /// Mean seconds of a pass: the time per token.
     pub pass_seconds: f64,
@@ -107,11 +108,11 @@ pub(crate) struct Outcome {
     pub tier1_seconds: f64,
     /// Seconds of a pass in attention on Tier 2.
     pub tier2_seconds: f64,
-    /// Busy share of each Tier-1 node.
+    /// Fraction of time that each Tier-1 node is busy.
     pub tier1_busy: Vec<f64>,
-    /// Busy share of each Tier-2 node, slice by slice.
+    /// The same for each Tier-2 node, slice by slice.
     pub tier2_busy: Vec<f64>,
-    /// Busy share of each Tier-1 node's outgoing inter-tier link.
+    /// The same for each Tier-1 node's outgoing inter-tier link.
     pub link_busy: Vec<f64>,
     /// Events processed.
     pub events: u64,
@@ -127,7 +128,7 @@ struct Machine<'a> {
     /// First step of every node.
     first_steps: Vec<u32>,
     ways: Vec<WayNs>,
-    /// Nanoseconds by (time of the program, rows); `u64::MAX` where not yet asked for.
+    /// Nanoseconds by (time of the program, rows); `u64::MAX` if not computed yet.
     times: Vec<u64>,
     delay: u64,
     /// Whether a reply's arrival is known when its attention starts: no other lane takes the link in between.
@@ -139,7 +140,7 @@ struct Machine<'a> {
     handled: u64,
     shards: Vec<Shard>,
     tier1: Vec<Tier1>,
-    /// One for each node and class.
+    /// One queue for each node and class.
     tier1_queues: Queues,
     /// The class of every lane, and the rows of every class: lanes of one class have as many rows.
     classes: Vec<usize>,
@@ -247,7 +248,8 @@ impl<'a> Machine<'a> {
     fn run_until(&mut self, passes: u64) {
         while self.passes < passes {
             let next = self.events.first();
-            // All that happens at one moment is taken in before a node starts: it makes larger batches.
+            // Everything that happens at one moment is taken in before a node starts, so that batches
+            // are larger.
             if !self.called.is_empty() && next.is_none_or(|key| time_of(key) > self.now) {
                 while let Some(node) = self.called.pop() {
                     self.start_tier1(node);
@@ -289,7 +291,7 @@ impl<'a> Machine<'a> {
         };
         let mut rows_per_second: f64 = lanes.map(rate).sum();
         let (bound, bottleneck) = program.bound();
-        // A short run may drain what a transient has piled up; a settled one cannot beat its busiest resource.
+        // A short run may drain what a transient piled up, but a settled one cannot beat its busiest resource.
         if program.is_deterministic() {
             rows_per_second = rows_per_second.min(bound);
         }
@@ -334,7 +336,8 @@ impl<'a> Machine<'a> {
         shard as usize % self.lanes
     }
 
-    /// Whether the shard has but one row yet: prompts come one by one, and each launches a shard while one is home.
+    /// Whether the shard has only one row yet: prompts arrive one by one, and each launches a shard while one is
+    /// home.
     fn has_one_row(&self, shard: u32) -> bool {
         self.one_by_one && self.shards[shard as usize].pass == 0
     }
@@ -344,7 +347,7 @@ impl<'a> Machine<'a> {
         if self.has_one_row(shard) { 0 } else { self.classes[self.lane(shard)] }
     }
 
-    /// The part of a lane's time that falls to the shard.
+    /// The shard's part of a lane's time.
     fn part(&self, shard: u32, ns: u64) -> u64 {
         if !self.has_one_row(shard) {
             return ns;
@@ -363,7 +366,7 @@ impl<'a> Machine<'a> {
         self.call(node);
     }
 
-    /// Has a node look for work once the moment is over.
+    /// Makes a node look for work at the end of the moment.
     fn call(&mut self, node: u32) {
         let state = &mut self.tier1[node as usize];
         if !state.busy && !state.called {
@@ -481,7 +484,7 @@ impl<'a> Machine<'a> {
         let far = &mut self.tier2[worker];
         far.in_free = far.in_free.max(start) + send_far;
         let arrival = near.max(far.in_free) + self.delay;
-        // What is sent later arrives later, so a node that will be idle then starts this shard at once.
+        // Later messages arrive later, so a node that will be idle then starts this shard at once.
         if far.in_transit == 0 && far.waiting == 0 && !far.wakes && far.free <= arrival {
             self.attend(worker, shard, arrival);
         } else {
@@ -542,7 +545,8 @@ impl<'a> Machine<'a> {
         nanoseconds(samples[(mix(draw) % samples.len() as u64) as usize])
     }
 
-    /// A worker is free: it answers, unless the answer was foreseen, and turns to the deepest that waits.
+    /// A worker is free. It answers, unless the answer was foreseen, and turns to the deepest waiting
+    /// shard.
     fn attended(&mut self, worker: usize) {
         self.tier2[worker].wakes = false;
         if !self.foreseen {

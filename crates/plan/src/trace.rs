@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// Spans kept at most; the timeline of a long run is its beginning.
+/// The most spans kept; the timeline of a long run shows only its beginning.
 const SPANS_MAX: usize = 200_000;
 
 /// Who was busy, and with what.

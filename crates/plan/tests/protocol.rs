@@ -11,7 +11,7 @@ use glinthawk_plan::{
 use glinthawk_protocol::virtual_time::{self, Costs, Topology};
 use glinthawk_protocol::{DispatcherConfig, Merge, Prompt, PromptId, Sampling, Stage, Tier1Work};
 
-/// Where the two may differ at most.
+/// The most that the two may differ by.
 const TOLERANCE: f64 = 0.05;
 /// Steps of every prompt; the rate is taken between a short and a long run, so that neither start nor end counts.
 const STEPS: [u32; 2] = [12, 36];

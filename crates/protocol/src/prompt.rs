@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Names a prompt for as long as it is in the engine; chosen by whoever submits it.
+/// Names a prompt for as long as it is in the engine; chosen by the submitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PromptId(pub u64);
 
@@ -16,7 +16,7 @@ pub struct Prompt {
     /// Generated tokens at most, at least one.
     pub tokens_max: u32,
     /// Token ids that end the completion (end of text, and the request's own); the ending token is
-    /// the completion's last. Empty where the request ignores the end of text.
+    /// the completion's last. Empty if the request ignores the end of text.
     pub stop_ids: Vec<u32>,
     /// How a token is picked from the logits.
     pub sampling: Sampling,
@@ -73,7 +73,7 @@ pub struct Generated {
     pub token: u32,
     /// Its natural-log probability under the model's own distribution; 0 where not asked for.
     pub logprob: f32,
-    /// The likeliest tokens with theirs, likeliest first; empty where not asked for.
+    /// The likeliest tokens with their log-probabilities, likeliest first; empty if not asked for.
     pub alternatives: Vec<(u32, f32)>,
 }
 

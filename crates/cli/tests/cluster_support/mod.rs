@@ -1,5 +1,5 @@
-//! Clusters of real processes for the tests: dispatchers that listen, workers that join, and who of
-//! them is still there.
+//! Clusters of real processes for the tests: dispatchers that listen, workers that join, and which
+//! of them still run.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use crate::common::{Case, Finished, glinthawk, lines_in};
@@ -17,10 +17,10 @@ pub const TOKEN: &str = "a secret of the tests";
 /// The environment variable it is in.
 pub const TOKEN_VARIABLE: &str = "GLINTHAWK_TOKEN";
 
-/// Between two looks at something that changes by itself.
+/// Pause between two looks at something that changes by itself.
 pub const LOOK: Duration = Duration::from_millis(1);
 
-/// Long enough for anything that ends by itself: past it, it hangs.
+/// Long enough for anything that ends by itself. What takes longer hangs.
 pub const HANGS: Duration = Duration::from_secs(60);
 
 /// A process that does not outlive its test.
@@ -114,7 +114,7 @@ impl Drop for Running {
     }
 }
 
-/// A process by its id and the time it was started at, so that nobody is taken for another.
+/// A process by its id and start time, so that a reused id is not mistaken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
     started: u64,
@@ -133,7 +133,7 @@ impl Process {
         let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
         let (state, parent, started) = (fields[0], fields[1], fields[19]);
         let process = Self { id, started: started.parse().ok()? };
-        // Somebody may leave a process that has ended unburied; it is gone all the same.
+        // A zombie has ended, even if its parent has not reaped it.
         (state != "Z").then_some((process, parent.parse().ok()?))
     }
 

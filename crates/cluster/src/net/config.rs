@@ -28,7 +28,7 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// Who a node says it is.
+/// The identity that a node claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Unique in the cluster.
@@ -79,7 +79,7 @@ pub struct Timing {
     pub heartbeat: Duration,
     /// A peer that was not heard for this long is lost.
     pub silence: Duration,
-    /// A peer that took no byte of what waits for it for this long is lost.
+    /// A peer that accepts no byte of its queue for this long is lost.
     pub stall: Duration,
     /// A shutdown waits this long at most for what is queued and for the peers' goodbye.
     pub farewell: Duration,
@@ -104,11 +104,11 @@ pub struct Bounds {
     pub peers_max: usize,
     /// Connections in their handshake at most; further ones wait in the system's backlog.
     pub handshakes_max: usize,
-    /// Bytes handed to `send` and not yet to the socket, per peer; `send` waits beyond it. What an
-    /// injected delay holds back counts too.
+    /// Bytes handed to `send` and not yet to the socket, per peer; beyond this, `send` waits. Bytes
+    /// that an injected delay holds back count too.
     pub queue_bytes_max: usize,
-    /// Bytes received and not yet taken by `recv`, per peer; beyond it nothing more is read from
-    /// the peer. What one turn delivers at once (256 KiB and a message) may come on top.
+    /// Bytes received and not yet taken by `recv`, per peer; beyond this, nothing more is read from
+    /// the peer. A single turn may exceed it by 256 KiB and a message.
     pub inbox_bytes_max: usize,
 }
 
@@ -154,7 +154,7 @@ impl Config {
     }
 }
 
-/// An artificial link: applied to what this end sends, so both ends must be given it.
+/// An artificial link. It applies to what this end sends, so both ends must be given it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkShape {
     /// Every message arrives this much later; messages follow each other into the delay.

@@ -76,7 +76,7 @@ struct Body {
     table: Vec<u8>,
     payload: Buffer,
     filled: usize,
-    /// Of the bytes filled so far, summed while they are in the cache.
+    /// Checksum of the bytes filled so far, computed while they are in the cache.
     checksum: BodyChecksum,
 }
 
@@ -96,7 +96,7 @@ impl Body {
 }
 
 impl Inbound {
-    /// Whatever the bytes received so far make: a checked header, buffers for its body, a message.
+    /// Turns the bytes received so far into a checked header, buffers for its body, or a message.
     fn assemble(&mut self, limits: &Limits, pool: &Pool) -> Result<Option<Message>, LostReason> {
         if self.body.is_none() && self.header_filled == HEADER_BYTES {
             let header = Header::decode(&self.header.0, limits)?;

@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A connection of this controller; never used twice, so a node that returns is another peer.
+/// A connection of this controller. Numbers are never reused, so a node that returns is another
+/// peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Peer(pub(super) u32);
 
@@ -111,7 +112,7 @@ pub enum SendError {
 /// Why there is no connection to an address.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The name means no address.
+    /// The name does not resolve to an address.
     #[error("cannot resolve {address}: {source}")]
     Resolve {
         /// What was asked for.
@@ -119,7 +120,7 @@ pub enum ConnectError {
         /// What the system said.
         source: io::Error,
     },
-    /// Nobody answers there; perhaps not yet.
+    /// Nothing answers there; perhaps not yet.
     #[error("cannot reach {address}: {source}")]
     Unreachable {
         /// What was asked for.
@@ -127,7 +128,7 @@ pub enum ConnectError {
         /// What the system said.
         source: io::Error,
     },
-    /// Somebody answers, but we do not get along.
+    /// Something answers, but the handshake fails.
     #[error("handshake with {address} failed: {source}")]
     Handshake {
         /// Who answered.
@@ -139,8 +140,8 @@ pub enum ConnectError {
 
 /// A node's end of every connection it has, with the one thread that serves them.
 ///
-/// Of each pair of nodes one dials, the other listens; the connection carries both directions.
-/// Which one dials is the caller's convention: a second connection between two nodes is refused.
+/// In each pair of nodes, one dials and the other listens; the connection carries both directions.
+/// The caller decides which one dials. A second connection between two nodes is refused.
 pub struct Controller {
     shared: Arc<Shared>,
     config: Arc<Config>,
@@ -213,11 +214,11 @@ impl Controller {
         self.shared.shape(peer, shape);
     }
 
-    /// Queues a message. Among what waits for a peer the deepest layer goes first; control and
-    /// home messages pass all layers and keep their order among themselves. Waits while the
-    /// peer's queue is full, which ends when the peer reads on or is lost. Two nodes that both
-    /// wait here, neither taking its events, would lose each other: whoever sends more than the
-    /// queue's bound without being answered must not be the one who receives.
+    /// Queues a message. Among what waits for a peer the deepest layer goes first; control and home
+    /// messages pass all layers and keep their order among themselves. Waits while the peer's queue
+    /// is full, which ends when the peer reads on or is lost. Two nodes that both wait here without
+    /// taking their events would lose each other. So a thread that sends more than the queue's
+    /// bound without an answer must not also be the thread that receives.
     pub fn send(&self, peer: Peer, message: Message) -> Result<(), SendError> {
         self.shared.send(peer, message)
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a hello: all that is ever read from a peer that is not known yet. Magic, version and
+/// Bytes of a hello: nothing more is read from a peer that is not known yet. Magic, version and
 /// length are the same in every version, so that any two can tell each other why they part.
 pub const HELLO_BYTES: usize = 128;
 /// The first four bytes of a hello: "GLHI".
@@ -54,7 +54,7 @@ pub enum Status {
     /// Not the cluster's token.
     #[error("wrong cluster token")]
     Token = 3,
-    /// This node already is connected.
+    /// This node is already connected.
     #[error("the two nodes are already connected")]
     Connected = 4,
     /// No room for another peer.
@@ -140,7 +140,7 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// What to tell the peer, where it would understand the answer.
+    /// What to tell the peer, if it would understand the answer.
     pub(super) fn answer(&self) -> Option<Status> {
         match self {
             Self::Version { .. } => Some(Status::Version),
@@ -153,7 +153,7 @@ impl HandshakeError {
     }
 }
 
-/// What a peer said of itself, once its token was found right.
+/// What a peer said about itself, after its token was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Who it is.

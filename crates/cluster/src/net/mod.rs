@@ -1,18 +1,17 @@
 //! The network controller: sockets, handshakes, frames and buffers between the nodes of a cluster.
-//! What a message means is none of its business.
+//! It does not know what a message means.
 //!
-//! One thread a node, whatever the number of peers: it sleeps in `poll`, and everything it waits
-//! for is computed anew from the connections' state each time, so that there is no registration to
-//! forget. For the few dozen peers a node has this costs no more than `epoll`, works on every
-//! Unix, and wakes with the timer's own resolution, which injected delays need. Two threads a
-//! connection would take cores from the kernels, an async runtime would add a scheduler between
-//! the socket and the only two threads there are. A short message with nothing before it is
-//! written by the thread that sends it, since waking another takes longer than the write; all
-//! else, and all receiving, is the network thread's.
+//! There is one thread per node, for any number of peers. It sleeps in `poll`, and it recomputes
+//! what to wait for from the connections' state each time, so that there is no registration to
+//! forget. For the few dozen peers a node has this costs no more than `epoll`, works on every Unix,
+//! and wakes with the timer's own resolution, which injected delays need. Two threads per
+//! connection would take cores from the kernels. An async runtime would add a scheduler between the
+//! socket and the only two threads there are. A short message with nothing before it is written by
+//! the thread that sends it, since waking another takes longer than the write; all else, and all
+//! receiving, is the network thread's.
 //!
-//! **Invariant:** nothing is allocated for a peer on the strength of a length that was not checked
-//! against the handshake's limits, and nothing but one fixed-size hello is read before the token
-//! was found right.
+//! **Invariant:** nothing is allocated for a peer before its length was checked against the
+//! handshake's limits, and only one fixed-size hello is read before the token was checked.
 //!
 //! **Invariant:** every queue is bounded, in bytes. A peer that does not read fills its queue,
 //! then blocks [`Controller::send`], then is lost.

@@ -1,5 +1,5 @@
-//! The sending side of a connection: a bounded queue, and a writer that whoever has something to
-//! send may use. Never blocks on the socket.
+//! The sending side of a connection: a bounded queue, and a writer that any sending thread may use.
+//! Never blocks on the socket.
 
 use super::config::{Config, LinkShape};
 use super::controller::{LostReason, SendError};
@@ -33,7 +33,7 @@ pub(super) struct Outlet {
     room: Condvar,
     /// Locked while writing; never waited for by a sender.
     writer: Mutex<Writer>,
-    /// Whether the writer's `blocked_since` is set: for those who must not wait for the writer.
+    /// Whether the writer's `blocked_since` is set, for threads that must not wait for the writer.
     blocked: AtomicBool,
 }
 
@@ -89,8 +89,8 @@ impl Outlet {
         self.queue.lock().expect("no panic while a queue is locked")
     }
 
-    /// Queues a message, once there is room, and writes it at once where that is quicker than
-    /// having it written. Returns whether the network thread must look after the rest.
+    /// Queues a message once there is room, and writes it at once if that is quicker than waking
+    /// the network thread. Returns whether the network thread must look after the rest.
     pub(super) fn send(&self, message: Message) -> Result<bool, SendError> {
         let peer = self.counters.peer;
         message.check(&self.limits).map_err(|source| SendError::OverLimit { peer, source })?;
@@ -121,8 +121,8 @@ impl Outlet {
                 return Ok(true);
             }
         }
-        // Looked at after the writer is free again: what another thread queued meanwhile, and
-        // could not write because of us, is not forgotten.
+        // Check again after the writer is free: another thread may have queued a message meanwhile
+        // that it could not write because of us.
         Ok(!self.queue().link.is_empty())
     }
 
@@ -130,14 +130,14 @@ impl Outlet {
         self.queue().link.set_shape(shape);
     }
 
-    /// Takes no more messages; whoever waits for room is told.
+    /// Takes no more messages, and wakes threads that wait for room.
     pub(super) fn close(&self) {
         self.queue().closed = true;
         self.room.notify_all();
     }
 }
 
-/// The network thread's side. While a sender writes, it is the sender who sees to the rest.
+/// The network thread's side. While a sender writes, the sender takes care of the rest.
 impl Outlet {
     /// When there will be something to write; a blocked socket says so itself.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
@@ -168,8 +168,8 @@ impl Outlet {
         writer.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Says that this node lives if nothing was said for `interval`. Goes past the link: an
-    /// artificial delay must not make a node look dead.
+    /// Sends a sign of life if nothing was sent for `interval`. Goes past the link: an artificial
+    /// delay must not make a node look dead.
     pub(super) fn heartbeat(&self, now: Instant, interval: Duration) {
         let Ok(mut writer) = self.writer.try_lock() else { return };
         let quiet = now.saturating_duration_since(writer.spoke_at);

@@ -44,7 +44,7 @@ impl Reception {
         self.listeners.push(listener);
     }
 
-    /// Lets nobody in any more.
+    /// Accepts no more connections.
     pub(super) fn close(&mut self) {
         self.listeners.clear();
         self.guests.clear();
@@ -60,7 +60,7 @@ impl Reception {
         self.guests.iter().map(|(number, guest)| (*number, &guest.stream))
     }
 
-    /// Accepts whoever waits at a listener.
+    /// Accepts the connections that wait at a listener.
     pub(super) fn accept(&mut self, index: usize, now: Instant) {
         while self.guests.len() < self.config.bounds.handshakes_max {
             let accepted = self.listeners[index].accept().and_then(|(stream, address)| {
@@ -100,7 +100,7 @@ impl Reception {
         }
     }
 
-    /// Sends away who took too long, and lets a rested listener work again.
+    /// Drops connections that took too long, and lets a rested listener accept again.
     pub(super) fn keep_house(&mut self, now: Instant) {
         self.rests_until.take_if(|until| *until <= now);
         let late = self.guests.extract_if(.., |_, guest| guest.deadline <= now);
@@ -138,7 +138,7 @@ impl Guest {
     pub(super) fn refuse(&self, config: &Config, error: &HandshakeError) {
         tracing::warn!(address = %self.address, reason = %error, "refused a connection");
         if let Some(status) = error.answer() {
-            // The peer is being sent away: whether it hears why is its own business.
+            // The peer is being refused anyway, so a failed answer does not matter.
             let _ = self.answer(config, status);
         }
     }

@@ -101,8 +101,9 @@ impl Shared {
         let asleep = std::mem::take(&mut gate.sleeping);
         drop(gate);
         if asleep {
-            // A pipe has room for far more bytes than there are threads to write one, so this
-            // does not block; it fails only when the network thread is gone, and nobody sleeps.
+            // A pipe has room for far more bytes than there are threads to write one, so this does
+            // not block. It fails only if the network thread is gone, and then there is nothing to
+            // wake.
             let _ = (&self.waker).write(&[1]);
         }
     }
@@ -163,7 +164,7 @@ impl Shared {
         counters.iter().map(|counters| counters.read()).collect()
     }
 
-    /// Makes a peer of a node whose handshake succeeded, unless it already is one.
+    /// Makes a node whose handshake succeeded a peer, unless it already is one.
     pub(super) fn enrol(
         &self,
         identity: Identity,
@@ -212,7 +213,7 @@ impl Shared {
         gate.sleeping
     }
 
-    /// Hands a peer's messages to whoever receives; returns whether the peer must be paused.
+    /// Hands a peer's messages to the receiving thread; returns whether the peer must be paused.
     pub(super) fn deliver(&self, peer: Peer, messages: &mut Vec<Event>) -> bool {
         let mut inbox = self.inbox();
         let unread = inbox.unread.entry(peer).or_default();
@@ -247,7 +248,7 @@ impl Shared {
         }
     }
 
-    /// The network thread ends: nobody may wait for it any more, and nobody is reached.
+    /// The network thread ends: nothing may wait for it any more, and no peer can be reached.
     pub(super) fn stop(&self) {
         let mut gate = self.gate();
         gate.stopped = true;

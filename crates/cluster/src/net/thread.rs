@@ -1,4 +1,4 @@
-//! The network thread: waits for sockets, commands and timers, and serves whichever is ready.
+//! The network thread: waits for sockets, commands and timers, and serves what is ready.
 
 use super::config::Config;
 use super::connection::Connection;
@@ -38,7 +38,7 @@ enum Source {
     Connection(Peer),
 }
 
-/// Tells everyone that the thread ended, however it ended.
+/// Tells other threads that this one ended, even after a panic.
 struct StopGuard(Arc<Shared>);
 
 impl Drop for StopGuard {
@@ -134,7 +134,7 @@ impl NetThread {
     fn attend_to(&mut self, source: Source, flags: PollFlags, now: Instant) -> io::Result<()> {
         match source {
             Source::Wakeups => {
-                // Whoever finds the thread asleep writes one byte, and only the first one does.
+                // The first thread that finds this one asleep writes one byte.
                 self.wakeups.read_exact(&mut [0])?;
             }
             Source::Listener(index) => self.reception.accept(index, now),
@@ -221,7 +221,7 @@ impl NetThread {
             self.receive(peer, usize::MAX, now);
             self.lose(peer, reason);
         } else if self.leaving_until.is_some() && connection.outlet.is_empty() {
-            // Where this fails the connection is broken, and the next read says so.
+            // If this fails, the connection is broken and the next read says so.
             let _ = connection.outlet.stream.shutdown(Shutdown::Write);
         }
     }
@@ -285,7 +285,8 @@ impl NetThread {
         self.shared.announce(Event::Lost { peer, reason });
     }
 
-    /// Signs of life, peers that gave none, peers that read nothing, hands not shaken.
+    /// Handles timers: signs of life to send, peers that gave none, peers that read nothing,
+    /// unfinished handshakes.
     fn keep_house(&mut self, now: Instant) {
         let timing = self.config.timing;
         let shortest = timing.heartbeat.min(timing.silence).min(timing.stall).min(timing.handshake);

@@ -71,7 +71,7 @@ pub fn rows(count: usize) -> Vec<Row> {
     (0..count).map(row).collect()
 }
 
-/// A peer that says whatever bytes it is told to.
+/// A peer that sends the bytes it is told to.
 pub struct RawPeer {
     pub stream: TcpStream,
     pub address: SocketAddr,

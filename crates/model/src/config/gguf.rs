@@ -6,7 +6,7 @@ use super::rope::{Rope, Scaling, yarn_magnitude};
 use crate::error::ConfigError;
 use crate::source::gguf::{Metadata, Value};
 
-/// The tensor with a divisor for each rotary pair, where the model has one.
+/// The tensor with a divisor for each rotary pair, if the model has one.
 pub(crate) const ROPE_DIVISORS: &str = "rope_freqs.weight";
 
 /// What the tensor directory, rather than the metadata, says about the configuration.
@@ -160,7 +160,7 @@ fn scaling(
         Some(factor) => Some(factor),
         None => keys.number("rope.scale_linear")?,
     };
-    // Writers put 0 where they mean that there is none.
+    // Writers use 0 to say that there is none.
     let factor = factor.filter(|factor| *factor != 0.0);
     let stated = keys.text("rope.scaling.type")?;
     let kind = stated.unwrap_or(if factor.is_some() { "linear" } else { "none" });
@@ -271,7 +271,7 @@ impl<'a> Keys<'a> {
         self.metadata.get(&self.named(key))
     }
 
-    /// A size, or a size for each layer where all are the same.
+    /// A size, or a size for each layer if all are the same.
     fn size_or_absent(&self, key: &str) -> Result<Option<usize>, ConfigError> {
         let wrong = |reason: &str| ConfigError::new(self.named(key), reason);
         let value = match self.get(key) {

@@ -13,9 +13,9 @@ struct Family {
     architecture: &'static str,
     qkv_bias: bool,
     qk_norm: bool,
-    /// Key-value heads where config.json has none; `None` is as many as attention heads.
+    /// Key-value heads if config.json has none; `None` means as many as attention heads.
     kv_heads_absent: Option<usize>,
-    /// Head size where config.json has none; `None` is hidden size over heads.
+    /// Head size if config.json has none; `None` means hidden size over heads.
     head_dim_absent: Option<usize>,
     window: Window,
 }
@@ -69,7 +69,7 @@ const FAMILIES: [Family; 4] = [
     },
 ];
 
-/// The families' window where config.json does not mention it; null there means none.
+/// The families' window if config.json does not mention it; null there means none.
 const WINDOW_ABSENT: usize = 4096;
 
 /// Fields that change the computation in ways that are not supported, unless they hold this.
@@ -98,7 +98,7 @@ enum Unless {
 }
 
 impl ModelConfig {
-    /// Reads config.json and, where the folder has one, generation_config.json.
+    /// Reads config.json and, if the folder has one, generation_config.json.
     pub fn from_hf_json(config: &[u8], generation: Option<&[u8]>) -> Result<Self, ConfigError> {
         let fields = Fields::parse("config.json", config)?;
         let family = family(&fields)?;
@@ -199,7 +199,7 @@ fn hidden_over_heads(hidden: usize, heads: usize) -> Result<usize, ConfigError> 
     Ok(hidden / heads)
 }
 
-/// The window of all layers; a model where it differs between layers is refused.
+/// The window of all layers; a model whose layers differ is refused.
 fn sliding_window(
     fields: &Fields,
     family: &Family,
@@ -232,7 +232,7 @@ fn sliding_window(
     Ok(window)
 }
 
-/// `layer_types`, where present, must repeat what the other fields say.
+/// `layer_types`, if present, must agree with the other fields.
 fn check_layer_types(fields: &Fields, window: Option<usize>) -> Result<(), ConfigError> {
     let Some(value) = fields.get("layer_types") else { return Ok(()) };
     let expected = if window.is_some() { "sliding_attention" } else { "full_attention" };

@@ -37,7 +37,7 @@ pub(super) struct Rope {
 }
 
 impl Rope {
-    /// Fails where a parameter makes no finite positive frequencies.
+    /// Fails if a parameter does not give finite positive frequencies.
     pub(super) fn new(head_dim: usize, theta: f64, scaling: &Scaling) -> Result<Self, ConfigError> {
         let pairs = head_dim / 2;
         let exponent = |pair: usize| -(2.0 * pair as f64) / head_dim as f64;
@@ -103,7 +103,7 @@ fn yarn_limits(head_dim: usize, theta: f64, scaling: &Scaling) -> (f64, f64) {
     if low == high { (low, high + 0.001) } else { (low, high) }
 }
 
-/// From `a` at `share` ≤ 0 to `b` at `share` ≥ 1.
+/// Blends from `a` at `share` ≤ 0 to `b` at `share` ≥ 1.
 fn mix(a: f64, b: f64, share: f64) -> f64 {
     let share = share.clamp(0.0, 1.0);
     a * (1.0 - share) + b * share

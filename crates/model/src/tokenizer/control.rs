@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-/// Marks, inside text of others, every place where a control token's text begins.
+/// Marks, inside text from requests, every place where a control token's text begins.
 ///
 /// A chat template mixes its own control tokens with strings of the request. The mark goes behind
 /// the first character of a control token's text in the request's strings, so that only the

@@ -63,8 +63,8 @@ impl Decoder {
     }
 }
 
-/// Appends the whole characters of `bytes` to `text`, U+FFFD for what can be none; returns how
-/// many bytes at the end may still become one.
+/// Appends the whole characters of `bytes` to `text`, with U+FFFD for invalid bytes. Returns how
+/// many bytes at the end may still become a character.
 fn take_complete(bytes: &[u8], text: &mut String) -> usize {
     let mut rest = bytes;
     loop {

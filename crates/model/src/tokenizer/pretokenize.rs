@@ -15,9 +15,9 @@ use super::TokenizerError;
 pub(super) struct PreTokenizer {
     pub(super) normalizer: Option<NormalizerWrapper>,
     pub(super) cutter: PreTokenizerWrapper,
-    /// A word that is a token as a whole is that token, whatever the merges say.
+    /// If a whole word is a token, it becomes that token without merging.
     pub(super) whole_words: bool,
-    /// Whether prompts begin with the begin-of-text token where the file does not say.
+    /// Whether prompts begin with the begin-of-text token if the file does not say.
     pub(super) adds_bos: bool,
 }
 
@@ -27,7 +27,7 @@ const NAMES: &str = "default, gpt-2, llama-bpe, qwen2, smollm, tekken";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Applied one after the other, each to what the one before left whole.
+/// Applied in order, each to the parts that the one before left whole.
 const DEFAULT: [&str; 4] = [
     r"[\p{P}\$\+<=>\^~\|]+",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",

@@ -1,4 +1,4 @@
-//! SentencePiece's byte-pair encoding: of all neighbours that together are a token, the pair with
+//! SentencePiece's byte-pair encoding: among neighbours that together form a token, the pair with
 //! the highest score is joined first.
 
 use std::cmp::{Ordering, Reverse};
@@ -15,7 +15,7 @@ pub(super) struct SentencePiece {
     pub(super) tokens: HashMap<Box<str>, (u32, f32)>,
     /// The tokens of single bytes, for characters without a token.
     pub(super) bytes: Option<Box<[u32; 256]>>,
-    /// For characters without a token where there are no byte tokens.
+    /// For characters without a token if there are no byte tokens.
     pub(super) unknown: Option<u32>,
     /// Tokens that are found before anything is joined, user-defined in SentencePiece's words.
     pub(super) fixed: ControlTokens,

@@ -1,6 +1,6 @@
-//! Cores that processes share, as a system's scheduler shares them: what the network does comes first; a process that
-//! wakes goes before one that has had more of the core, and computes until it sleeps or has had a slice more than
-//! another that waits.
+//! Cores that processes share, as a system's scheduler shares them. Network work goes first. A process that wakes
+//! goes before one that has had more of the core, and computes until it sleeps or has had a time slice more than one
+//! that waits.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ struct Task<T> {
 #[derive(Clone, Copy, Debug)]
 struct Runner<T> {
     process: usize,
-    /// What it computes; nothing where it has yet to see what there is to do.
+    /// What it computes; nothing if it has not looked for work yet.
     task: Option<Task<T>>,
 }
 
@@ -36,17 +36,19 @@ pub(super) enum Turn<T> {
 /// One core, or the cores that one process has to itself. `T` is what follows a task.
 #[derive(Clone, Debug)]
 pub(super) struct Core<T> {
-    /// Short work of network threads and the dispatcher: woken from sleep, it goes first, one at a time.
+    /// Short work of network threads and the dispatcher. It wakes from sleep, so it goes first, one at a
+    /// time.
     urgent: VecDeque<Task<T>>,
     /// The first one has the core, the others wait for it.
     runners: Vec<Runner<T>>,
     /// Seconds of the core that each process has had, or is taken to have had.
     used: Vec<f64>,
-    /// What every process is taken to have had when it wakes: the most that the most modest of those awake ever had.
+    /// The core time that a waking process is assumed to have had: the highest value so far of the minimum among
+    /// awake processes.
     floor: f64,
     /// Up to when the tasks' time is accounted for.
     now: f64,
-    /// Counts changes: a foreseen turn that was foreseen before the last change is void.
+    /// Counts changes: a turn that was foreseen before the last change is void.
     pub version: u64,
 }
 
@@ -77,7 +79,7 @@ impl<T: Copy> Core<T> {
         self.urgent.push_back(Task { seconds_left: seconds, then });
     }
 
-    /// Wakes a process; `false` where it is awake. Sleep earns nothing, and costs nothing.
+    /// Wakes a process; `false` if it is awake. Sleep neither earns nor costs core time.
     pub fn wake(&mut self, now: f64, process: usize) -> bool {
         if self.runners.iter().any(|runner| runner.process == process) {
             return false;
@@ -91,7 +93,7 @@ impl<T: Copy> Core<T> {
         true
     }
 
-    /// Gives the process that looks for work some.
+    /// Gives work to the process that looks for it.
     pub fn compute(&mut self, seconds: f64, then: T) {
         self.version += 1;
         self.runners[0].task = Some(Task { seconds_left: seconds, then });
@@ -163,7 +165,7 @@ impl<T: Copy> Core<T> {
 mod tests {
     use super::*;
 
-    /// The next turn, as it is foreseen.
+    /// The next foreseen turn.
     fn next(core: &mut Core<char>) -> (f64, Turn<char>) {
         let at = core.next_turn().expect("something is foreseen");
         let turn = core.turn(at);
@@ -201,7 +203,8 @@ mod tests {
         assert_eq!(next(&mut core), (10_000.0, Turn::Ended('a')));
         assert_eq!(next(&mut core), (10_000.0, Turn::Looks(0)));
         core.sleep();
-        // The other one has had nothing so far, and is not ten seconds ahead for that.
+        // The other process has had nothing so far, but does not get a lead of ten seconds for
+        // that.
         core.wake(11.0, 1);
         assert_eq!(next(&mut core), (11_000.0, Turn::Looks(1)));
         core.compute(1.0, 'b');
@@ -221,7 +224,7 @@ mod tests {
         assert_eq!(next(&mut core), (3.0, Turn::Switched));
         assert_eq!(next(&mut core), (3.0, Turn::Looks(0)));
         core.compute(10e-3, 'a');
-        // Three to catch up, and a slice more.
+        // Three to catch up, and one more slice.
         assert_eq!(next(&mut core), (9.0, Turn::Switched));
         assert_eq!(next(&mut core), (11.0, Turn::Ended('b')));
         assert_eq!(next(&mut core), (11.0, Turn::Looks(1)));
