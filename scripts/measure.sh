@@ -1,6 +1,6 @@
 # Functions of the scripts that measure `glinthawk run`; sourced by them, not run.
 
-# GLINTHAWK names another binary than the one built here; FOLDER is for files and goes in the end.
+# GLINTHAWK names the binary to use; by default the one built here. FOLDER is for files and is removed at the end.
 set -euo pipefail
 export LC_ALL=C
 if [ -z "${GLINTHAWK:-}" ]; then
@@ -20,8 +20,8 @@ finish() {
 }
 trap finish EXIT
 
-# requests COUNT INPUT OUTPUT [SPREAD]: that many prompts of so many tokens each, which say so many; with
-# a spread, up to that many less and more.
+# requests COUNT INPUT OUTPUT [SPREAD]: COUNT prompts of INPUT tokens each that generate OUTPUT tokens, or up to SPREAD
+# fewer or more.
 requests() {
     awk -v count="$1" -v input="$2" -v output="$3" -v spread="${4:-0}" 'BEGIN {
         for (n = 0; n < count; n++) {
@@ -44,9 +44,10 @@ run() {
     fi
 }
 
-# run_steadily INPUT OPTION...: as run, and leaves in RATES the rows that Tier 1 made tokens of per second, for each
-# two seconds of the steady state: between a fifth and three fifths of its work, while all seats are taken if there are three
-# prompts for each. Whole lines would not do: behind a long delay flights come home in bunches.
+# run_steadily INPUT OPTION...: like run, and leaves in RATES how many rows per second Tier 1 turned into tokens, for
+# each two seconds of the steady state. That is between a fifth and three fifths of its work, while all seats are taken
+# (if there are three prompts for each seat). Counting whole lines would not do: with a long delay, flights come home in
+# bunches.
 run_steadily() {
     run "$@" --trace "$FOLDER/trace.json"
     RATES=$(python3 - "$FOLDER/trace.json" << 'END'
@@ -81,7 +82,7 @@ calculate() { awk "BEGIN { printf \"${2:-%g}\", $1 }"; }
 # median FIGURE...
 median() { printf '%s\n' "$@" | sort -g | awk '{ all[NR] = $1 } END { print NR % 2 ? all[(NR + 1) / 2] : (all[NR / 2] + all[NR / 2 + 1]) / 2 }'; }
 
-# best FIGURE...: a tenth of them are above it.
+# best FIGURE...: the figure that a tenth of them exceed.
 best() { printf '%s\n' "$@" | sort -g | awk '{ all[NR] = $1 } END { print all[NR - int(NR / 10)] }'; }
 
 # The machine and its load, for the record.

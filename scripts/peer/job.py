@@ -11,7 +11,7 @@ OUTPUT = int(os.environ["PEER_OUTPUT"])
 THREADS = int(os.environ["PEER_THREADS"])
 MODEL = sys.argv[1]
 VOCABULARY = 49152
-# The first steps of an engine compile, allocate and tune; after these few they have.
+# An engine compiles, allocates and tunes in its first steps; this many are enough.
 WARM_UP_OUTPUT = 8
 
 

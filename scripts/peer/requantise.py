@@ -14,7 +14,7 @@ fields = {field.name: field for field in reader.fields.values()}
 architecture = fields.pop(gguf.Keys.General.ARCHITECTURE).contents()
 writer = gguf.GGUFWriter(target, architecture)
 
-# The writer makes these itself, and the file's type is another one now.
+# The writer makes these itself, and the file's type has changed.
 fields.pop(gguf.Keys.General.FILE_TYPE, None)
 writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind_name}"])
 for field in fields.values():

@@ -21,7 +21,7 @@ def load(repacked):
     parameters.n_batch = BATCH
     parameters.n_seq_max = job.PROMPTS
     parameters.n_threads = parameters.n_threads_batch = job.THREADS
-    # Every prompt has a context of its own: attention over one for all of them would look at each other's.
+    # Every prompt has its own context. In a shared one, prompts would attend to each other.
     parameters.kv_unified = False
     context = llama.llama_init_from_model(model, parameters)
     if not context:

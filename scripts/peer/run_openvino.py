@@ -5,7 +5,7 @@ import numpy
 import openvino
 import openvino_genai
 
-# Block sizes are OpenVINO's business; this is memory for every context at once, with room to spare.
+# OpenVINO chooses block sizes itself. This is memory for all contexts at once, with room to spare.
 CACHE_GIB = 4
 
 scheduler = openvino_genai.SchedulerConfig()

@@ -4,7 +4,7 @@ import os
 
 import job
 
-# Read when vllm is imported. One process, so that two threads are two threads; memory for every context at once.
+# Read when vllm is imported. One process, so that two threads are really two; memory for all contexts at once.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "4"
 os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
