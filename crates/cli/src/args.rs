@@ -72,11 +72,14 @@ Exit code: 0 every line has an answer, 1 the job failed, 2 bad usage, 3 finished
 pub struct RunArgs {
     /// Requests, one JSON object per line; `-` reads standard input
     pub input: PathBuf,
-    /// Where results go; `-` writes standard output [default: INPUT with its ending replaced by
-    /// .out.jsonl]
+    /// Where results go; `-` writes standard output [default: big.out.jsonl for big.jsonl,
+    /// standard output for a stream]
     #[arg(short, long)]
     pub output: Option<PathBuf>,
-    /// Start anew instead of continuing what the output file holds
+    /// Leave results in the output file that match no line of INPUT, instead of refusing to run
+    #[arg(long, conflicts_with = "overwrite")]
+    pub keep: bool,
+    /// Remove all results that the output file holds and start anew
     #[arg(long)]
     pub overwrite: bool,
     /// Write statistics of the run to this file, as JSON

@@ -23,7 +23,11 @@ mod workloads;
 
 use args::{BenchPart, Cli, Command};
 use clap::Parser;
+use glinthawk_jobs::JobError;
 use std::process::ExitCode;
+
+/// The command line is wrong; clap exits so by itself.
+const EXIT_BAD_USAGE: u8 = 2;
 
 /// Finished, but some lines failed.
 const EXIT_LINES_FAILED: u8 = 3;
@@ -53,7 +57,8 @@ fn main() -> ExitCode {
     };
     outcome.unwrap_or_else(|error| {
         progress::say(format_args!("error: {}", message(&error)));
-        ExitCode::FAILURE
+        let bad_usage = error.downcast_ref().is_some_and(JobError::is_bad_usage);
+        if bad_usage { ExitCode::from(EXIT_BAD_USAGE) } else { ExitCode::FAILURE }
     })
 }
 

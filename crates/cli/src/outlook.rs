@@ -7,7 +7,7 @@ use crate::progress::say;
 use crate::setup::{self, Opened};
 use crate::{profile, units};
 use glinthawk_cluster::{Crowd, Layout, RunStats, allowed_cores};
-use glinthawk_jobs::{RequestLength, Survey};
+use glinthawk_jobs::{RequestLength, Standing, Survey};
 use glinthawk_plan::{
     Deployment, Forecast, Kernels, Length, Place, Profile, Shape, Workload, even_slices, forecast,
 };
@@ -47,12 +47,17 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// From a survey of the job's input; `None` where no line of it can be run.
-    pub fn of(survey: &Survey) -> Option<Self> {
+    /// From a survey of the job's input, and how much of it is done already; `None` where no line
+    /// of it is left that can be run.
+    pub fn of(survey: &Survey, standing: Option<Standing>) -> Option<Self> {
         let lengths: Vec<Length> = survey.lengths.iter().flat_map(prompts).collect();
-        // Lines that were not read are taken to be like those that were.
-        let share = survey.lines as f64 / survey.lines_read as f64;
+        // The lines that are left are taken to be like those that were read.
+        let left = standing.map_or(survey.lines, |standing| standing.lines - standing.done);
+        let share = left as f64 / survey.lines_read as f64;
         let prompts = (lengths.len() as f64 * share).round() as usize;
+        if prompts == 0 {
+            return None;
+        }
         Some(Self { workload: Workload::new("input", lengths).ok()?, prompts })
     }
 

@@ -7,7 +7,10 @@ use crate::progress::{JobProgress, say};
 use crate::{EXIT_LINES_FAILED, interrupt, setup, units};
 use anyhow::Context;
 use glinthawk_cluster::{Crowd, RunStats, run_job, write_trace};
-use glinthawk_jobs::{Input, Job, JobOptions, JobSummary, Output};
+use glinthawk_jobs::{
+    Earlier, FileUse, Input, JobOptions, JobSummary, Output, PreparedJob, refuse_collisions,
+};
+use glinthawk_model::{Model, Source};
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -16,15 +19,16 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Kinds of failure that are told after a job.
+const FAILURES_TOLD: usize = 3;
+
 /// Runs a job, or continues it.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let output = output(args);
-    let options = JobOptions { output: output.clone(), overwrite: args.overwrite };
+    let mut files = files(args, &output);
+    refuse_collisions(&files)?;
     // Before the model: an input that cannot be read is told at once. Everything reads this one.
     let mut input = input(args).open()?;
-    // A job of hours must not end with statistics that cannot be written.
-    let stats_file = Report::create(args.stats.as_deref())?;
-    let trace_file = Report::create(args.cluster.trace.as_deref())?;
     let planned = Planned::read(args.plan.as_deref())?;
     let (mut engine_args, cluster_args) = match &planned {
         Some(planned) => planned.options(args)?,
@@ -34,9 +38,17 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     if let Some(planned) = &planned {
         planned.check_layers(opened.model.config().layers)?;
     }
-    let interrupted = interrupt::flag()?;
+    files.extend(model_files(&opened.model));
+    refuse_collisions(&files)?;
     let survey = input.survey(&opened.served, LINES_SURVEYED)?;
-    let expected = survey.as_ref().and_then(Expected::of);
+    let interrupted = interrupt::flag()?;
+    // Before the weights are loaded: results that match no line are told at once.
+    let options = JobOptions { output: output.clone(), earlier: earlier(args) };
+    let prepared = PreparedJob::new(input, &options, Arc::clone(&opened.served))?;
+    // A job of hours must not end with statistics that cannot be written.
+    let stats_file = Report::open(args.stats.as_deref())?;
+    let trace_file = Report::open(args.cluster.trace.as_deref())?;
+    let expected = survey.as_ref().and_then(|survey| Expected::of(survey, prepared.standing()));
     if let Some(expected) = expected.as_ref().filter(|_| planned.is_none()) {
         match choose_batch(expected, &opened, (&engine_args, &cluster_args)) {
             Ok(Some(batch)) => engine_args.batch = Some(batch),
@@ -53,7 +65,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let mut cluster = setup::start(&engine_args, &cluster_args, &opened, crowd, &interrupted)?;
     let engine = &mut cluster.engine;
     // Last, because it may empty the output: nothing is lost to a bad option.
-    let mut job = Job::open(input, &options, Arc::clone(&opened.served))?;
+    let mut job = prepared.start(Arc::clone(&opened.served))?;
     if let Some(outlook) = &outlook {
         outlook.announce();
     }
@@ -66,7 +78,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     outcome?;
     let summary = closed?;
     let (stats, nodes) = engine.stats()?;
-    report(&summary, &stats, &output);
+    report(args, &summary, &stats, &output);
     // Of a job that goes on from an earlier one, or was interrupted, the forecast was about more than this run.
     let whole = summary.complete && summary.resumed == 0 && stats.prompts > 0;
     if let Some(outlook) = outlook.as_ref().filter(|_| whole) {
@@ -111,16 +123,67 @@ fn is_dash(path: &Path) -> bool {
 }
 
 fn output(args: &RunArgs) -> Output {
+    let stream = |path: &Path| {
+        is_dash(path) || path.metadata().is_ok_and(|what| !what.is_file() && !what.is_dir())
+    };
     match &args.output {
         Some(path) if is_dash(path) => Output::Stdout,
         Some(path) => Output::File(path.clone()),
-        None if is_dash(&args.input) => Output::Stdout,
+        None if stream(&args.input) => Output::Stdout,
         None => Output::File(default_output(&args.input)),
     }
 }
 
+/// `big.jsonl` gives `big.out.jsonl`, `big.txt` gives `big.txt.out.jsonl`: no two inputs share one.
 fn default_output(input: &Path) -> PathBuf {
-    input.with_extension("out.jsonl")
+    if input.extension().is_some_and(|ending| ending == "jsonl") {
+        return input.with_extension("out.jsonl");
+    }
+    let mut output = input.as_os_str().to_owned();
+    output.push(".out.jsonl");
+    PathBuf::from(output)
+}
+
+fn earlier(args: &RunArgs) -> Earlier {
+    match (args.overwrite, args.keep) {
+        (true, _) => Earlier::Overwrite,
+        (false, true) => Earlier::Keep,
+        (false, false) => Earlier::Continue,
+    }
+}
+
+/// The files that the options name.
+fn files(args: &RunArgs, output: &Output) -> Vec<FileUse> {
+    let output = match output {
+        Output::File(path) => path,
+        // It may be redirected to a file.
+        Output::Stdout => Path::new("/dev/stdout"),
+    };
+    let input = if is_dash(&args.input) { Path::new("/dev/stdin") } else { &args.input };
+    let all = [
+        ("the input", Some(input), false),
+        ("the output", Some(output), true),
+        ("--plan", args.plan.as_deref(), false),
+        ("--stats", args.stats.as_deref(), true),
+        ("--trace", args.cluster.trace.as_deref(), true),
+    ];
+    let file = |(role, path, written): (_, Option<&Path>, _)| {
+        path.map(|path| FileUse { role, path: path.to_owned(), written })
+    };
+    all.into_iter().filter_map(file).collect()
+}
+
+/// The files of a model, which must not be written either.
+fn model_files(model: &Model) -> Vec<FileUse> {
+    let paths = match model.source() {
+        Source::Gguf { path, .. } => vec![path.clone()],
+        Source::Folder(folder) => {
+            let entries = folder.read_dir().into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).collect()
+        }
+        Source::Dummy | Source::Elsewhere => Vec::new(),
+    };
+    paths.into_iter().map(|path| FileUse { role: "the model's", path, written: false }).collect()
 }
 
 /// A file that something about the run is written to once it is over.
@@ -130,10 +193,11 @@ struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn create(path: Option<&'a Path>) -> anyhow::Result<Option<Self>> {
+    /// Opens the file and leaves it as it is until there is something to write.
+    fn open(path: Option<&'a Path>) -> anyhow::Result<Option<Self>> {
         let Some(path) = path else { return Ok(None) };
-        let file =
-            File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+        let opened = File::options().write(true).create(true).truncate(false).open(path);
+        let file = opened.with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Some(Self { file, path }))
     }
 
@@ -141,24 +205,24 @@ impl<'a> Report<'a> {
         self,
         content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
     ) -> anyhow::Result<()> {
+        // Devices and pipes have no length.
+        let regular = self.file.metadata().is_ok_and(|metadata| metadata.is_file());
+        let emptied = if regular { self.file.set_len(0) } else { Ok(()) };
         let mut out = BufWriter::new(self.file);
-        let written = content(&mut out).and_then(|()| out.flush());
+        let written = emptied.and_then(|()| content(&mut out)).and_then(|()| out.flush());
         written.with_context(|| format!("cannot write {}", self.path.display()))
     }
 }
 
-fn report(summary: &JobSummary, stats: &RunStats, output: &Output) {
-    let mut parts = vec![format!("{} answered", units::counted(summary.succeeded, "line"))];
-    if summary.failed > 0 {
-        parts.push(format!("{} failed", units::count(summary.failed)));
+fn report(args: &RunArgs, summary: &JobSummary, stats: &RunStats, output: &Output) {
+    say(outcome_line(&input(args).to_string(), summary));
+    say_failures(summary);
+    if summary.unmatched > 0 {
+        say(format_args!(
+            "left in the output: {} of earlier runs, for no line of this input",
+            units::counted(summary.unmatched, "result"),
+        ));
     }
-    if summary.resumed > 0 {
-        parts.push(format!("{} of them by an earlier run", units::count(summary.resumed)));
-    }
-    if summary.stale > 0 {
-        parts.push(format!("{} removed", units::counted(summary.stale, "outdated result")));
-    }
-    say(parts.join(", "));
     if stats.prompts > 0 {
         say(format_args!(
             "{} prompt and {} generated tokens in {}: {:.0} tokens/s",
@@ -170,5 +234,42 @@ fn report(summary: &JobSummary, stats: &RunStats, output: &Output) {
     }
     if let Output::File(path) = output {
         say(format_args!("results in {}", path.display()));
+    }
+}
+
+fn outcome_line(input: &str, summary: &JobSummary) -> String {
+    let lines = summary.succeeded + summary.failed;
+    let answered = format!("{} answered", units::counted(summary.succeeded, "line"));
+    let failed = match summary.failed {
+        0 => String::new(),
+        failed => format!(", {} failed", units::count(failed)),
+    };
+    match summary.resumed {
+        _ if summary.complete && lines == 0 => format!("{input} has no requests"),
+        0 => answered + &failed,
+        resumed if summary.complete && resumed == lines => format!(
+            "nothing to do: earlier runs have worked off all of {input}: {answered}{failed}"
+        ),
+        resumed => {
+            format!("{answered}{failed}, {} of them by an earlier run", units::count(resumed))
+        }
+    }
+}
+
+/// Says why lines failed: the commonest reasons, and where each came first.
+fn say_failures(summary: &JobSummary) {
+    let (told, others) = summary.failures.split_at(summary.failures.len().min(FAILURES_TOLD));
+    for kind in told {
+        let more = match kind.lines {
+            1 => String::new(),
+            lines => format!(" and {} more", units::count(lines - 1)),
+        };
+        say(format_args!("  line {}{more}: {}", kind.first_line, kind.reason));
+    }
+    let told: u64 = told.iter().map(|kind| kind.lines).sum();
+    if !others.is_empty() {
+        let left = units::counted(summary.failed.saturating_sub(told), "line");
+        let kinds = units::counted(others.len() as u64, "other reason");
+        say(format_args!("  {left} failed for {kinds}"));
     }
 }

@@ -184,43 +184,18 @@ fn a_mistake_in_the_options_does_not_cost_the_results() {
 #[test]
 fn results_of_another_context_type_are_not_reused() {
     let case = Case::new(mixed_requests(12, 3, 8));
-    for (context_type, runs) in [("bf16", true), ("bf16", false), ("int8", true), ("int8", false)] {
-        let (finished, stats) = case.run_with_stats(&["--context-type", context_type]);
+    let run = |options: &[&str], prompts: u64| {
+        let (finished, stats) = case.run_with_stats(options);
         finished.expect(0);
-        assert_eq!(stats["prompts"].as_u64() > Some(0), runs, "{context_type}");
-    }
-    assert_eq!(case.answers().len(), 12);
-}
-
-#[test]
-fn a_changed_request_is_run_again_and_replaced() {
-    let input = mixed_requests(12, 3, 8);
-    let case = Case::new(&input);
-    case.run(&[]).expect(0);
-    let before = case.answers();
-    // One line changes, one goes, one comes; two change places; one is only written differently.
-    let mut lines: Vec<String> = input.lines().map(str::to_owned).collect();
-    lines[2] = lines[2].replace("\"prompt\":\"", "\"prompt\":\"another ");
-    lines[7] = lines[7].replace("request-7", "newcomer");
-    lines[5] = lines[5].replace("\":", "\" :  ");
-    lines.swap(0, 9);
-    fs::write(case.input(), lines.join("\n")).expect("the input is changed");
-    let (finished, stats) = case.run_with_stats(&[]);
-    assert!(finished.expect(0).stderr.contains("2 outdated results removed"));
-    assert_eq!(stats["prompts"], 2);
-    let after = case.answers();
-    assert_eq!(after.len(), 12);
-    assert!(after.contains_key("newcomer") && !after.contains_key("request-7"));
-    assert_ne!(after["request-2"]["id"], before["request-2"]["id"]);
-    for (custom_id, answer) in &after {
-        // `created` as well: these were not run again.
-        let same = !["newcomer", "request-2"].contains(&custom_id.as_str());
-        assert!(!same || *answer == before[custom_id], "{custom_id}");
-    }
-    // All as if the changed input had been there from the start.
-    let resumed = case.results();
-    case.run(&["--overwrite"]).expect(0);
-    assert!(case.results() == resumed);
+        assert_eq!(stats["prompts"].as_u64() > Some(0), prompts > 0, "{options:?}");
+        assert_eq!(case.results().len(), if options.contains(&"--keep") { 24 } else { 12 });
+    };
+    run(&["--context-type", "bf16"], 12);
+    run(&["--context-type", "bf16"], 0);
+    case.run(&["--context-type", "int8"]).expect_error(&["12 of the 12 results", "--keep"]);
+    run(&["--context-type", "int8", "--keep"], 12);
+    run(&["--context-type", "int8", "--keep"], 0);
+    run(&["--context-type", "int8", "--overwrite"], 12);
 }
 
 #[test]

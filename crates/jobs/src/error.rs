@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use crate::collision::FileUse;
+use crate::earlier::UnmatchedResults;
+
 /// Why a job cannot go on. What it has written stays valid, and the same command resumes it.
 #[derive(Debug, Error)]
 pub enum JobError {
@@ -40,6 +43,62 @@ pub enum JobError {
         /// The system's reason.
         source: io::Error,
     },
+    /// The input is something else than lines of JSON.
+    #[error("{input} is {what}: {remedy}")]
+    NotRequests {
+        /// The input's name.
+        input: String,
+        /// What it is.
+        what: &'static str,
+        /// What to do.
+        remedy: String,
+    },
+    /// The output holds results that match no line of the input.
+    #[error("{0}")]
+    Unmatched(Box<UnmatchedResults>),
+    /// The output was moved while the job wrote it.
+    #[error(
+        "output {path} was moved to {now} while the job ran: the results so far are there; move it \
+         back, and the same command continues"
+    )]
+    OutputMoved {
+        /// The output.
+        path: PathBuf,
+        /// Where it is now.
+        now: PathBuf,
+    },
+    /// The output was deleted or replaced while the job wrote it.
+    #[error(
+        "output {path} was deleted or replaced while the job ran: the results so far are saved in \
+         {saved}; move that file to {path}, and the same command continues"
+    )]
+    OutputDeleted {
+        /// The output.
+        path: PathBuf,
+        /// The copy of what it held.
+        saved: PathBuf,
+    },
+    /// The output was deleted while the job wrote it, and what it held cannot be saved.
+    #[error("output {path} was deleted while the job ran, and its results cannot be saved")]
+    OutputLost {
+        /// The output.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The output was made shorter while the job wrote it.
+    #[error(
+        "output {path} was cut short while the job ran: {lost_bytes} bytes of results are lost, \
+         {left_bytes} bytes are left; the same command runs the lost lines again"
+    )]
+    OutputCut {
+        /// The output.
+        path: PathBuf,
+        /// What is left of it.
+        left_bytes: u64,
+        /// What is missing.
+        lost_bytes: u64,
+    },
     /// The output's folder does not exist.
     #[error("cannot create output {path}: folder {folder} does not exist")]
     NoFolder {
@@ -48,11 +107,13 @@ pub enum JobError {
         /// Its folder.
         folder: PathBuf,
     },
-    /// Input and output are the same file.
-    #[error("output {path} is the input file itself")]
-    SameFile {
-        /// The file.
-        path: PathBuf,
+    /// A file that is written is also something else.
+    #[error("{} {} and {} {} are the same file", other.role, other.path.display(), file.role, file.path.display())]
+    Collision {
+        /// One of the two.
+        file: FileUse,
+        /// The other one.
+        other: FileUse,
     },
     /// Another run writes this output.
     #[error("output {path} is being written by another run")]
@@ -81,4 +142,11 @@ pub enum JobError {
         /// The system's reason.
         source: io::Error,
     },
+}
+
+impl JobError {
+    /// Whether the command line alone is at fault, whatever the files hold.
+    pub fn is_bad_usage(&self) -> bool {
+        matches!(self, Self::Collision { .. })
+    }
 }

@@ -1,13 +1,14 @@
 //! Lines of an input, one at a time, in bounded memory. An input is opened once; whatever reads it
 //! reads it through here.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use crate::error::JobError;
+use crate::sniff::{Sniffed, sniff, sniff_address};
 
 /// Longer input lines get an error line; no more than one such line is ever held.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
@@ -24,9 +25,17 @@ pub enum Input {
 }
 
 impl Input {
-    /// Opens the input. A stream is opened by this call alone: what is read from it is gone.
+    /// Opens the input, and refuses a file that is not made of lines of JSON. (A stream's first
+    /// bytes may be long in coming: its reader looks at them.)
     pub fn open(&self) -> Result<OpenInput, JobError> {
-        let fail = |source| JobError::OpenInput { input: self.name(), source };
+        let fail = |source| JobError::OpenInput { input: self.to_string(), source };
+        let path = match self {
+            Self::File(path) => Some(path),
+            Self::Stdin => None,
+        };
+        if let Some(sniffed) = path.and_then(|path| sniff_address(path)) {
+            return Err(not_requests(self.to_string(), sniffed));
+        }
         let mut file = match self {
             Self::Stdin => io::stdin().as_fd().try_clone_to_owned().map(File::from),
             Self::File(path) => File::open(path),
@@ -34,7 +43,12 @@ impl Input {
         .map_err(fail)?;
         let metadata = file.metadata().map_err(fail)?;
         if metadata.is_dir() {
-            return Err(fail(io::ErrorKind::IsADirectory.into()));
+            let what = "a folder, and an input is one file";
+            let name = self.to_string();
+            let remedy = format!(
+                "join its files on the way: cat {name}/*.jsonl | glinthawk run - -o out.jsonl"
+            );
+            return Err(not_requests(name, Sniffed { what, remedy }));
         }
         let extent = match metadata.is_file() {
             true => {
@@ -46,15 +60,20 @@ impl Input {
             false => None,
         };
         let lines = LineReader::new(BufReader::with_capacity(BUFFER_BYTES, file), LINE_BYTES_MAX);
-        let identity = extent.map(|_| (metadata.dev(), metadata.ino()));
-        Ok(OpenInput { name: self.name(), identity, extent, lines })
+        let path = path.cloned();
+        let mut input = OpenInput { name: self.to_string(), path, extent, lines };
+        if input.extent.is_some() {
+            input.sniff()?;
+        }
+        Ok(input)
     }
+}
 
-    /// For messages.
-    fn name(&self) -> String {
+impl fmt::Display for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Stdin => "standard input".to_owned(),
-            Self::File(path) => path.display().to_string(),
+            Self::Stdin => f.write_str("standard input"),
+            Self::File(path) => path.display().fmt(f),
         }
     }
 }
@@ -63,8 +82,8 @@ impl Input {
 pub struct OpenInput {
     /// For messages.
     pub(crate) name: String,
-    /// Device and inode of a regular file.
-    pub(crate) identity: Option<(u64, u64)>,
+    /// Nothing for standard input.
+    pub(crate) path: Option<PathBuf>,
     extent: Option<Extent>,
     pub(crate) lines: LineReader<BufReader<File>>,
 }
@@ -82,6 +101,15 @@ impl OpenInput {
         self.extent.map(|extent| extent.bytes)
     }
 
+    /// Looks at the first bytes, which stay to be read; fails where they are not lines of JSON.
+    pub(crate) fn sniff(&mut self) -> Result<(), JobError> {
+        let sniffed = match self.lines.source.fill_buf() {
+            Ok(start) => sniff(start, self.path.as_deref()),
+            Err(source) => return Err(self.read_error(source)),
+        };
+        sniffed.map_or(Ok(()), |sniffed| Err(not_requests(self.name.clone(), sniffed)))
+    }
+
     /// Goes back to the first line of a regular file.
     pub(crate) fn rewind(&mut self) -> Result<(), JobError> {
         let extent = self.extent.expect("only regular files are read twice");
@@ -96,6 +124,10 @@ impl OpenInput {
     pub(crate) fn read_error(&self, source: io::Error) -> JobError {
         JobError::ReadInput { input: self.name.clone(), line: self.lines.number, source }
     }
+}
+
+fn not_requests(input: String, Sniffed { what, remedy }: Sniffed) -> JobError {
+    JobError::NotRequests { input, what, remedy }
 }
 
 /// What the next line is.

@@ -1,9 +1,7 @@
 //! A job: prompts out of an input's lines, result lines out of completions. Knows no engine;
 //! whoever runs one takes prompts from here and brings back what came of them.
 
-use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -12,11 +10,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use glinthawk_protocol::{Completion, Generated, Prompt, PromptId};
 
 use crate::choice::Choice;
+use crate::earlier::Earlier;
 use crate::error::JobError;
+use crate::failures::{FailureKind, Failures};
 use crate::input::OpenInput;
+use crate::journal::{Results, WrittenLine};
 use crate::key::Key;
 use crate::output::{Output, Writer};
-use crate::reader::{self, Counters, Item};
+use crate::reader::{self, Counters, Ended, Item};
 use crate::request::{CHOICES_MAX, Request};
 use crate::response::{Answer, answered_line, refused_line, rejected_line};
 use crate::served::ServedModel;
@@ -29,10 +30,10 @@ const REFUSALS_PER_CALL: usize = 64;
 /// Where the results go.
 #[derive(Clone, Debug)]
 pub struct JobOptions {
-    /// Where results go.
+    /// The output.
     pub output: Output,
-    /// Start anew instead of continuing what the output holds.
-    pub overwrite: bool,
+    /// What happens to results that it holds from before.
+    pub earlier: Earlier,
 }
 
 /// An answer to "what is to be run next?".
@@ -57,7 +58,7 @@ pub struct Progress {
 }
 
 /// What came of a job.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobSummary {
     /// Whether every line of the input has its result; if not, the same command continues.
     pub complete: bool,
@@ -67,8 +68,12 @@ pub struct JobSummary {
     pub failed: u64,
     /// Lines whose result an earlier run had written.
     pub resumed: u64,
-    /// Result lines removed because no line of the input asks for them any more.
-    pub stale: u64,
+    /// Results from before that match no line of the input and stay in the output.
+    pub unmatched: u64,
+    /// Error lines from before, removed because their lines have other results now.
+    pub superseded: u64,
+    /// Why lines failed, in this run or an earlier one: up to 256 kinds, commonest first.
+    pub failures: Vec<FailureKind>,
     /// Prompt tokens of this run's answers.
     pub prompt_tokens: u64,
     /// Generated tokens of this run's answers.
@@ -88,13 +93,16 @@ pub struct Job {
     lines_opened: u64,
     /// The line whose choices are being handed out.
     submitting: Option<u64>,
-    exhausted: bool,
-    stale: HashSet<Key>,
+    /// Set once the input has been read to its end.
+    ended: Option<Box<Ended>>,
+    earlier: Earlier,
+    failures: Failures,
     summary: JobSummary,
 }
 
 /// A line some of whose choices are still to come.
 struct OpenLine {
+    number: u64,
     key: Key,
     custom_id: String,
     request: Request,
@@ -107,14 +115,14 @@ struct OpenLine {
 }
 
 impl Job {
-    /// Opens the output, finds what is done already, and starts reading.
-    pub fn open(
+    /// Starts to read. [`PreparedJob`](crate::PreparedJob) comes before it.
+    pub(crate) fn start(
         input: OpenInput,
-        options: &JobOptions,
         model: Arc<ServedModel>,
+        writer: Writer,
+        results: Results,
+        earlier: Earlier,
     ) -> Result<Self, JobError> {
-        refuse_same_file(&input, &options.output)?;
-        let (writer, results) = Writer::open(&options.output, options.overwrite)?;
         let counters = Arc::new(Counters::default());
         let (input_name, input_bytes) = (input.name.clone(), input.bytes());
         let items = reader::start(input, Arc::clone(&model), results, Arc::clone(&counters))?;
@@ -128,8 +136,9 @@ impl Job {
             lines: HashMap::new(),
             lines_opened: 0,
             submitting: None,
-            exhausted: false,
-            stale: HashSet::new(),
+            ended: None,
+            earlier,
+            failures: Failures::default(),
             summary: JobSummary::default(),
         })
     }
@@ -137,12 +146,13 @@ impl Job {
     /// The next prompt, waiting at most `wait` for one. Error lines of bad requests are written
     /// on the way.
     pub fn next(&mut self, wait: Duration) -> Result<Next, JobError> {
+        self.writer.check()?;
         let mut wait = wait;
         for _ in 0..REFUSALS_PER_CALL {
             if let Some(prompt) = self.next_choice() {
                 return Ok(Next::Prompt(prompt));
             }
-            if self.exhausted {
+            if self.ended.is_some() {
                 return Ok(Next::Exhausted);
             }
             match self.items.recv_timeout(wait) {
@@ -204,30 +214,37 @@ impl Job {
         Progress {
             lines_done: self.summary.succeeded + self.summary.failed + succeeded + failed,
             lines_total: match self.input_bytes {
-                _ if self.exhausted => Some(lines),
+                _ if self.ended.is_some() => Some(lines),
                 Some(total) if lines > 0 => Some(scaled(lines, total, bytes)),
                 _ => None,
             },
         }
     }
 
-    /// Makes the results durable. Where the input was worked off to its end, result lines that no
-    /// input line asks for are removed, so that exactly one is left for each.
+    /// Makes the results durable. Where the input was worked off to its end, error lines from
+    /// before whose lines have other results now are removed. Whatever was answered stays.
     pub fn close(self) -> Result<JobSummary, JobError> {
         let (succeeded, failed) = self.resumed();
-        let summary = JobSummary {
-            complete: self.exhausted && self.lines.is_empty(),
+        let mut summary = JobSummary {
+            complete: self.ended.is_some() && self.lines.is_empty(),
             succeeded: self.summary.succeeded + succeeded,
             failed: self.summary.failed + failed,
             resumed: succeeded + failed,
+            failures: self.failures.by_count(),
             ..self.summary
         };
-        if !summary.complete {
-            self.writer.close(&HashSet::new())?;
+        let Some(ended) = self.ended.filter(|_| summary.complete) else {
+            self.writer.close(None)?;
             return Ok(summary);
-        }
-        self.writer.close(&self.stale)?;
-        Ok(JobSummary { stale: self.stale.len() as u64, ..summary })
+        };
+        let Ended { unmatched, namer } = &*ended;
+        let superseded =
+            |line: &WrittenLine| unmatched.failed.contains(&line.key) && namer.supersedes(line);
+        let replace = self.earlier != Earlier::Keep && !unmatched.failed.is_empty();
+        summary.superseded =
+            self.writer.close(replace.then_some(&superseded as &dyn Fn(&WrittenLine) -> bool))?;
+        summary.unmatched = unmatched.len() as u64 - summary.superseded;
+        Ok(summary)
     }
 
     fn resumed(&self) -> (u64, u64) {
@@ -237,19 +254,20 @@ impl Job {
 
     fn take(&mut self, item: Item) -> Result<(), JobError> {
         match item {
-            Item::Request { key, custom_id, request } => {
+            Item::Request { number, key, custom_id, request } => {
                 self.submitting = Some(self.lines_opened);
-                self.lines.insert(self.lines_opened, OpenLine::new(key, custom_id, *request));
+                let line = OpenLine::new(number, key, custom_id, *request);
+                self.lines.insert(self.lines_opened, line);
                 self.lines_opened += 1;
             }
-            Item::Refused { key, custom_id, refusal } => {
-                self.writer.write(&refused_line(key, &custom_id, &refusal))?;
-                self.summary.failed += 1;
+            Item::Refused { number, key, custom_id, refusal } => {
+                self.failures.refused(number, &refusal);
+                if let Some(key) = key {
+                    self.writer.write(&refused_line(key, &custom_id, &refusal))?;
+                    self.summary.failed += 1;
+                }
             }
-            Item::End { stale } => {
-                self.exhausted = true;
-                self.stale = stale;
-            }
+            Item::End(ended) => self.ended = Some(ended),
             Item::Failed(error) => return Err(error),
         }
         Ok(())
@@ -279,6 +297,7 @@ impl Job {
         let line = self.lines.remove(&sequence(id)).expect("just looked at");
         if let Some(reason) = &line.rejection {
             self.summary.failed += 1;
+            self.failures.rejected(line.number, reason);
             return self.writer.write(&rejected_line(line.key, &line.custom_id, reason));
         }
         let choices: Vec<Choice> = line.choices.into_iter().flatten().collect();
@@ -299,8 +318,9 @@ impl Job {
 }
 
 impl OpenLine {
-    fn new(key: Key, custom_id: String, request: Request) -> Self {
+    fn new(number: u64, key: Key, custom_id: String, request: Request) -> Self {
         Self {
+            number,
             key,
             custom_id,
             prompt_tokens: request.tokens.len() as u64,
@@ -326,16 +346,6 @@ fn sequence(id: PromptId) -> u64 {
 fn open_line(lines: &mut HashMap<u64, OpenLine>, id: PromptId) -> (&mut OpenLine, usize) {
     let line = lines.get_mut(&sequence(id)).expect("the engine names prompts it was given");
     (line, (id.0 % u64::from(CHOICES_MAX)) as usize)
-}
-
-/// By device and inode, because a file may have several names.
-fn refuse_same_file(input: &OpenInput, output: &Output) -> Result<(), JobError> {
-    if let (Some(input), Output::File(path)) = (input.identity, output)
-        && fs::metadata(path).is_ok_and(|output| (output.dev(), output.ino()) == input)
-    {
-        return Err(JobError::SameFile { path: path.clone() });
-    }
-    Ok(())
 }
 
 fn unix_seconds() -> u64 {

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -30,23 +30,46 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    fn contains(&self, key: Key) -> bool {
+    pub(crate) fn len(&self) -> usize {
+        self.succeeded.len() + self.failed.len()
+    }
+
+    pub(crate) fn contains(&self, key: Key) -> bool {
         self.succeeded.contains(&key) || self.failed.contains(&key)
     }
 }
 
-/// An output file, locked, with nothing but whole lines of ours in it.
+/// What must be mended in an output file before lines are added to it.
+#[derive(Debug, Default)]
+pub(crate) struct Damage {
+    /// Where the last whole line ends, if a crash left something after it.
+    torn_at_bytes: Option<u64>,
+    /// Whether there are lines to remove: broken ones, second copies, and those to be tried again.
+    lines: bool,
+}
+
+/// An output file, locked.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    /// Opened for appending.
+    /// Opened for reading and appending.
     pub(crate) file: File,
     pub(crate) path: PathBuf,
+    /// Whether the file was not there before. If no job starts after all, it goes again.
+    created: bool,
+}
+
+/// A result line as the journal reads it back.
+pub(crate) struct WrittenLine {
+    pub(crate) key: Key,
+    pub(crate) custom_id: String,
+    /// The model that answered; nothing where the line says why there is no answer.
+    pub(crate) model: Option<String>,
+    pub(crate) succeeded: bool,
 }
 
 /// What one line of an output file turns out to be.
 enum Written {
-    Succeeded(Key),
-    Failed(Key),
+    Result(WrittenLine),
     /// The engine could not run it then; it is worth another try.
     Retry,
     /// Not JSON: a crash left it so.
@@ -55,58 +78,60 @@ enum Written {
 }
 
 #[derive(Deserialize)]
-struct WrittenLine {
+struct LineFields {
     id: String,
-    #[serde(rename = "custom_id")]
-    _custom_id: String,
-    response: Option<WrittenResponse>,
+    custom_id: String,
+    response: Option<ResponseFields>,
     #[serde(rename = "error")]
     _error: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
-struct WrittenResponse {
+struct ResponseFields {
     status_code: u16,
+    body: Option<BodyFields>,
+}
+
+#[derive(Deserialize)]
+struct BodyFields {
+    model: Option<String>,
 }
 
 impl Written {
     fn read(line: &[u8]) -> Self {
-        match serde_json::from_slice::<WrittenLine>(line) {
-            Ok(line) => match (Key::from_batch_id(&line.id), line.response) {
-                (Some(key), Some(WrittenResponse { status_code: 200 })) => Self::Succeeded(key),
-                (Some(key), Some(_)) => Self::Failed(key),
-                (Some(_), None) => Self::Retry,
-                (None, _) => Self::Foreign,
-            },
-            Err(error) if error.is_data() => Self::Foreign,
-            Err(_) => Self::Broken,
+        let fields = match serde_json::from_slice::<LineFields>(line) {
+            Ok(fields) => fields,
+            Err(error) if error.is_data() => return Self::Foreign,
+            Err(_) => return Self::Broken,
+        };
+        match (Key::from_batch_id(&fields.id), fields.response) {
+            (Some(key), Some(response)) => Self::Result(WrittenLine {
+                key,
+                custom_id: fields.custom_id,
+                model: response.body.and_then(|body| body.model),
+                succeeded: response.status_code == 200,
+            }),
+            (Some(_), None) => Self::Retry,
+            (None, _) => Self::Foreign,
         }
     }
 }
 
 impl Journal {
-    /// Opens or creates an output file and takes what it holds; `overwrite` empties it first.
-    pub(crate) fn open(path: &Path, overwrite: bool) -> Result<(Self, Results), JobError> {
-        let mut journal = Self { file: open_locked(path)?, path: path.to_owned() };
-        if overwrite {
-            journal.truncate(0)?;
-        }
-        let (results, damaged) = journal.recover()?;
-        if damaged {
-            let mut kept = HashSet::new();
-            journal.rewrite(|key| results.contains(key) && kept.insert(key))?;
-        }
-        Ok((journal, results))
+    /// Opens or creates an output file and locks it. Changes nothing in it.
+    pub(crate) fn open(path: &Path) -> Result<Self, JobError> {
+        let created = fs::metadata(path).is_err();
+        Ok(Self { file: open_locked(path)?, path: path.to_owned(), created })
     }
 
-    /// Reads every line, cuts off what a crash left at the end, and tells whether other lines must
-    /// go as well.
-    fn recover(&mut self) -> Result<(Results, bool), JobError> {
+    /// Reads every line. Changes nothing.
+    pub(crate) fn read(&self) -> Result<(Results, Damage), JobError> {
         let mut results = Results::default();
+        let mut damage = Damage::default();
         let mut reader = self.reader()?;
         let mut line = Vec::new();
         let (mut number, mut end_bytes, mut good_end_bytes) = (0u64, 0u64, 0u64);
-        let (mut damaged, mut broken) = (false, false);
+        let mut broken = false;
         loop {
             line.clear();
             let bytes = reader.read_until(b'\n', &mut line).map_err(|e| self.fail("read", e))?;
@@ -118,21 +143,17 @@ impl Journal {
             let torn = !line.ends_with(b"\n");
             let written = match Written::read(&line) {
                 // Even one that happens to be whole: the next line must not be glued to it.
-                Written::Succeeded(_) | Written::Failed(_) | Written::Retry if torn => {
-                    Written::Broken
-                }
+                Written::Result(_) | Written::Retry if torn => Written::Broken,
                 Written::Broken if number == 1 && !(torn && begins_like_ours(&line)) => {
                     Written::Foreign
                 }
                 written => written,
             };
             match written {
-                Written::Succeeded(key) | Written::Failed(key) if results.contains(key) => {
-                    damaged = true;
-                }
-                Written::Succeeded(key) => _ = results.succeeded.insert(key),
-                Written::Failed(key) => _ = results.failed.insert(key),
-                Written::Retry => damaged = true,
+                Written::Result(line) if results.contains(line.key) => damage.lines = true,
+                Written::Result(line) if line.succeeded => _ = results.succeeded.insert(line.key),
+                Written::Result(line) => _ = results.failed.insert(line.key),
+                Written::Retry => damage.lines = true,
                 Written::Foreign => {
                     return Err(JobError::NotOurs { path: self.path.clone(), line: number });
                 }
@@ -142,40 +163,85 @@ impl Journal {
                 }
             }
             // Broken lines with good ones after them: the file has a hole.
-            damaged |= broken;
+            damage.lines |= broken;
             good_end_bytes = end_bytes;
         }
-        if good_end_bytes < end_bytes {
-            self.truncate(good_end_bytes)?;
-        }
-        Ok((results, damaged))
+        damage.torn_at_bytes = (good_end_bytes < end_bytes).then_some(good_end_bytes);
+        Ok((results, damage))
     }
 
-    /// Replaces the file, in one step, by one with only the lines whose key is to be kept.
-    pub(crate) fn rewrite(&mut self, mut keep: impl FnMut(Key) -> bool) -> Result<(), JobError> {
+    /// Cuts off what a crash left at the end, and removes lines that hold no result.
+    pub(crate) fn repair(&mut self, damage: &Damage) -> Result<(), JobError> {
+        if let Some(end_bytes) = damage.torn_at_bytes {
+            self.truncate(end_bytes)?;
+        }
+        if damage.lines {
+            let mut kept = HashSet::new();
+            self.rewrite(|line| kept.insert(line.key))?;
+        }
+        Ok(())
+    }
+
+    /// Removes everything.
+    pub(crate) fn empty(&mut self) -> Result<(), JobError> {
+        self.truncate(0)
+    }
+
+    /// A job writes to the file from now on: it stays.
+    pub(crate) fn keep(&mut self) {
+        self.created = false;
+    }
+
+    /// Calls `each` for every result line.
+    pub(crate) fn for_each(&self, mut each: impl FnMut(WrittenLine)) -> Result<(), JobError> {
+        let mut reader = self.reader()?;
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).map_err(|e| self.fail("read", e))? > 0 {
+            if let Written::Result(written) = Written::read(&line) {
+                each(written);
+            }
+            line.clear();
+        }
+        Ok(())
+    }
+
+    /// Replaces the file, in one step, by one with only the result lines that are to be kept.
+    pub(crate) fn rewrite(
+        &mut self,
+        mut keep: impl FnMut(&WrittenLine) -> bool,
+    ) -> Result<(), JobError> {
         // Where the path is a link, what it leads to is replaced.
         let target = self.path.canonicalize().map_err(|e| self.fail("find", e))?;
-        let mut temporary = target.clone().into_os_string();
-        temporary.push(".rewrite");
-        let temporary = PathBuf::from(temporary);
-        let file = self.copy_lines(&temporary, &mut keep).map_err(|e| self.fail("rewrite", e))?;
-        fs::rename(&temporary, &target).map_err(|e| self.fail("replace", e))?;
+        let copy = self.copy_lines(&target, &mut keep).map_err(|e| self.fail("rewrite", e))?;
+        let file = copy.persist(&target).map_err(|e| self.fail("replace", e.error))?;
         sync_folder(&target).map_err(|e| self.fail("sync the folder of", e))?;
         self.file = file;
         Ok(())
     }
 
-    fn copy_lines(&self, to: &Path, keep: &mut dyn FnMut(Key) -> bool) -> io::Result<File> {
-        let copy = OpenOptions::new().create(true).append(true).open(to)?;
-        copy.set_len(0)?;
-        copy.set_permissions(self.file.metadata()?.permissions())?;
-        lock(&copy)?;
+    /// A file of a new name beside `target`, gone again unless it is given its place.
+    fn copy_lines(
+        &self,
+        target: &Path,
+        keep: &mut dyn FnMut(&WrittenLine) -> bool,
+    ) -> io::Result<tempfile::NamedTempFile> {
+        let name = target.file_name().unwrap_or_default();
+        let mut prefix = name.to_owned();
+        prefix.push(".");
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(&prefix).suffix(".rewrite").append(true);
+        let copy = builder.tempfile_in(folder_of(target))?;
+        let like = self.file.metadata()?;
+        // Only root may give files away; for anybody else the owner is the same already.
+        _ = fchown(copy.as_file(), Some(like.uid()), Some(like.gid()));
+        copy.as_file().set_permissions(like.permissions())?;
+        lock(copy.as_file())?;
         let mut reader = BufReader::with_capacity(BUFFER_BYTES, File::open(&self.path)?);
-        let mut writer = BufWriter::with_capacity(BUFFER_BYTES, &copy);
+        let mut writer = BufWriter::with_capacity(BUFFER_BYTES, copy.as_file());
         let mut line = Vec::new();
         while reader.read_until(b'\n', &mut line)? > 0 {
-            if let Written::Succeeded(key) | Written::Failed(key) = Written::read(&line)
-                && keep(key)
+            if let Written::Result(written) = Written::read(&line)
+                && keep(&written)
             {
                 writer.write_all(&line)?;
             }
@@ -183,7 +249,7 @@ impl Journal {
         }
         writer.flush()?;
         drop(writer);
-        copy.sync_all()?;
+        copy.as_file().sync_all()?;
         Ok(copy)
     }
 
@@ -202,6 +268,34 @@ impl Journal {
     }
 }
 
+impl Drop for Journal {
+    fn drop(&mut self) {
+        let empty = |file: &File| file.metadata().is_ok_and(|metadata| metadata.len() == 0);
+        if self.created && empty(&self.file) && names(&self.path, &self.file).unwrap_or(false) {
+            // Where the path is a link, the link was there before.
+            _ = self.path.canonicalize().and_then(fs::remove_file);
+        }
+    }
+}
+
+/// Whether this is the file that the path names.
+pub(crate) fn names(path: &Path, file: &File) -> io::Result<bool> {
+    let ours = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(named) => Ok((named.dev(), named.ino()) == (ours.dev(), ours.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The folder that a file is in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
 fn begins_like_ours(line: &[u8]) -> bool {
     let length = line.len().min(OPENING.len());
     line[..length] == OPENING[..length]
@@ -211,13 +305,12 @@ fn begins_like_ours(line: &[u8]) -> bool {
 fn open_locked(path: &Path) -> Result<File, JobError> {
     let fail = |action, source| JobError::Output { action, path: path.to_owned(), source };
     loop {
-        let file = OpenOptions::new().create(true).append(true).open(path).map_err(|source| {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            match folder {
-                Some(folder) if source.kind() == io::ErrorKind::NotFound && !folder.exists() => {
-                    JobError::NoFolder { path: path.to_owned(), folder: folder.to_owned() }
-                }
-                _ => fail("open", source),
+        let mut options = OpenOptions::new();
+        let file = options.create(true).read(true).append(true).open(path).map_err(|source| {
+            let folder = folder_of(path);
+            match source.kind() == io::ErrorKind::NotFound && !folder.exists() {
+                true => JobError::NoFolder { path: path.to_owned(), folder: folder.to_owned() },
+                false => fail("open", source),
             }
         })?;
         match lock(&file) {
@@ -228,10 +321,8 @@ fn open_locked(path: &Path) -> Result<File, JobError> {
             Err(source) => return Err(fail("lock", source)),
         }
         // Another run may have replaced the file between our opening and our locking it.
-        let ours = file.metadata().map_err(|source| fail("inspect", source))?;
-        match fs::metadata(path) {
-            Ok(named) if (named.dev(), named.ino()) == (ours.dev(), ours.ino()) => return Ok(file),
-            _ => continue,
+        if names(path, &file).map_err(|source| fail("inspect", source))? {
+            return Ok(file);
         }
     }
 }
@@ -247,8 +338,5 @@ fn lock(file: &File) -> io::Result<()> {
 }
 
 fn sync_folder(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => File::open(folder)?.sync_all(),
-        _ => File::open(".")?.sync_all(),
-    }
+    File::open(folder_of(path))?.sync_all()
 }

@@ -14,7 +14,7 @@ const PREFIX: &str = "batch_req_";
 pub(crate) struct Key(u128);
 
 /// What a run adds to every request's key: results of another model or limit are not reused.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RunDigest([u8; 32]);
 
 impl RunDigest {

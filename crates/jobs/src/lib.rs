@@ -4,8 +4,10 @@
 //! **One line for each.** When a job has worked off its input, its output holds exactly one result
 //! line for each input line that is not blank. A result line's `id` derives from the request, its
 //! `custom_id`, and what else decides the result (model, context limit), so a resumed job passes
-//! over every line whose `id` it finds. Results that no input line asks for any more (a request
-//! was changed, another model runs) are removed at the end of a job, not before.
+//! over every line whose `id` it finds.
+//!
+//! **No answer is lost.** Answers that no input line asks for (a request was changed, another model
+//! runs, another input) stop a job before it starts, unless the user says to keep or remove them.
 //!
 //! **Bounded memory.** The reader is a fixed number of lines ahead; a line is held only while it
 //! is read or in the engine. What grows with the input are sets of 16-byte keys: custom ids seen,
@@ -13,8 +15,11 @@
 #![forbid(unsafe_code)]
 
 mod choice;
+mod collision;
 mod digest;
+mod earlier;
 mod error;
+mod failures;
 mod fields;
 mod generation;
 mod input;
@@ -25,21 +30,28 @@ mod line;
 mod messages;
 mod named;
 mod output;
+mod prepared;
 mod preview;
 mod reader;
 mod refusal;
 mod request;
+mod rescue;
 mod response;
 mod sampling;
 mod served;
+mod sniff;
 mod stop;
 mod survey;
 
+pub use collision::{FileUse, refuse_collisions};
+pub use earlier::{Earlier, Standing, UnmatchedResults};
 pub use error::JobError;
+pub use failures::FailureKind;
 pub use generation::{Ending, Generation, Piece};
 pub use input::{Input, LINE_BYTES_MAX, OpenInput};
 pub use job::{Job, JobOptions, JobSummary, Next, Progress};
 pub use output::Output;
+pub use prepared::PreparedJob;
 pub use preview::{PreviewError, preview_input, preview_line};
 pub use refusal::Refusal;
 pub use served::ServedModel;

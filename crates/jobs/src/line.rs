@@ -31,6 +31,11 @@ pub(crate) fn derived_custom_id(number: u64) -> String {
     format!("line-{number}")
 }
 
+/// The number in a custom id that may be a derived one.
+pub(crate) fn derived_number(custom_id: &str) -> Option<u64> {
+    custom_id.strip_prefix("line-")?.parse().ok()
+}
+
 impl<'a> Line<'a> {
     /// Reads one line, without its line break; `number` counts from 1.
     pub(crate) fn read(number: u64, bytes: &'a [u8]) -> Self {

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 
 use crate::error::JobError;
 use crate::input::{LINE_BYTES_MAX, NextLine, OpenInput};
+use crate::journal::WrittenLine;
 use crate::key::{Key, RunDigest, seed_of_request};
-use crate::line::Line;
+use crate::line::{Line, derived_number};
 use crate::refusal::Refusal;
 use crate::request::Request;
 use crate::served::ServedModel;
@@ -15,7 +16,9 @@ use crate::served::ServedModel;
 pub(crate) struct Namer {
     run: RunDigest,
     /// Of the custom ids so far: 16 bytes each, whatever their length.
-    pub(crate) claimed: HashSet<Key>,
+    claimed: HashSet<Key>,
+    /// The last line that was read.
+    number: u64,
 }
 
 /// A line that is not blank.
@@ -30,7 +33,7 @@ pub(crate) struct Named<'a> {
 
 impl Namer {
     pub(crate) fn new(model: &ServedModel) -> Self {
-        Self { run: model.run_digest(), claimed: HashSet::new() }
+        Self { run: model.run_digest(), claimed: HashSet::new(), number: 0 }
     }
 
     /// The next line that is not blank.
@@ -46,6 +49,7 @@ impl Namer {
             }
         };
         let number = input.lines.number;
+        self.number = number;
         let line = match next {
             NextLine::TooLong => Line::too_long(number, LINE_BYTES_MAX),
             _ => Line::read(number, input.lines.line()),
@@ -56,6 +60,20 @@ impl Namer {
             false => Key::of_duplicate(&line.custom_id, number),
         };
         Ok(Some(Named { number, key, line, first }))
+    }
+
+    /// Whether a line so far has this custom id.
+    pub(crate) fn has(&self, custom_id: &str) -> bool {
+        self.claimed.contains(&Key::of_custom_id(custom_id))
+    }
+
+    /// Whether a result from before says only that there is no answer, to a line that has another
+    /// result now. A line that could not be read is known by its number, until it is mended and
+    /// has a custom id of its own.
+    pub(crate) fn supersedes(&self, written: &WrittenLine) -> bool {
+        let numbered = derived_number(&written.custom_id);
+        let replaced = numbered.is_some_and(|number| (1..=self.number).contains(&number));
+        !written.succeeded && (replaced || self.has(&written.custom_id))
     }
 }
 

@@ -1,16 +1,17 @@
-//! Where result lines go: each is written whole, at once, and synced within a second.
+//! Where result lines go: each is written whole, at once, and synced within a second. The file is
+//! watched meanwhile: results must not go on into a file that nobody will find.
 
-use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::error::JobError;
-use crate::journal::{Journal, Results};
-use crate::key::Key;
+use crate::journal::{Damage, Journal, Results, WrittenLine};
+use crate::rescue;
 
 /// Pause between two syncs; with the sync itself, a line is safe within a second.
 const SYNC_PAUSE: Duration = Duration::from_millis(500);
@@ -24,12 +25,66 @@ pub enum Output {
     Stdout,
 }
 
-/// An open output.
-pub(crate) enum Writer {
+/// An output that is open and has not been changed.
+pub(crate) enum PreparedOutput {
     File {
         journal: Journal,
-        syncer: Syncer,
+        /// What it holds from before, unless that is to be removed.
+        results: Results,
+        /// Nothing where everything is to be removed.
+        damage: Option<Damage>,
     },
+    /// A stream, and its name.
+    Stream { stream: Box<dyn Write + Send>, path: PathBuf },
+}
+
+impl PreparedOutput {
+    /// Opens and locks an output; reads it unless it is to be overwritten.
+    pub(crate) fn open(output: &Output, overwrite: bool) -> Result<Self, JobError> {
+        let path = match output {
+            Output::Stdout => {
+                let path = PathBuf::from("standard output");
+                return Ok(Self::Stream { stream: Box::new(io::stdout()), path });
+            }
+            Output::File(path) => path.clone(),
+        };
+        let special =
+            fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir());
+        if special {
+            // A device or a pipe: nothing to resume, lock or sync.
+            return match fs::OpenOptions::new().write(true).open(&path) {
+                Ok(file) => Ok(Self::Stream { stream: Box::new(file), path }),
+                Err(source) => Err(JobError::Output { action: "open", path, source }),
+            };
+        }
+        let journal = Journal::open(&path)?;
+        if overwrite {
+            return Ok(Self::File { journal, results: Results::default(), damage: None });
+        }
+        let (results, damage) = journal.read()?;
+        Ok(Self::File { journal, results, damage: Some(damage) })
+    }
+
+    /// Repairs or empties a file, and makes the output ready to be written.
+    pub(crate) fn start(self) -> Result<(Writer, Results), JobError> {
+        let (mut journal, results, damage) = match self {
+            Self::Stream { stream, path } => {
+                return Ok((Writer::Stream { stream, path }, Results::default()));
+            }
+            Self::File { journal, results, damage } => (journal, results, damage),
+        };
+        journal.keep();
+        match damage {
+            Some(damage) => journal.repair(&damage)?,
+            None => journal.empty()?,
+        }
+        Ok((Writer::File(FileWriter::new(journal)?), results))
+    }
+}
+
+/// An output that is being written.
+pub(crate) enum Writer {
+    File(FileWriter),
     /// A stream, and its name.
     Stream {
         stream: Box<dyn Write + Send>,
@@ -38,42 +93,12 @@ pub(crate) enum Writer {
 }
 
 impl Writer {
-    /// Opens an output; the results are those it holds from before.
-    pub(crate) fn open(output: &Output, overwrite: bool) -> Result<(Self, Results), JobError> {
-        let path = match output {
-            Output::Stdout => {
-                let path = PathBuf::from("standard output");
-                let stream = Box::new(io::stdout());
-                return Ok((Self::Stream { stream, path }, Results::default()));
-            }
-            Output::File(path) => path,
-        };
-        let special =
-            fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir());
-        if special {
-            // A device or a pipe: nothing to resume, lock or sync.
-            let file = fs::OpenOptions::new().write(true).open(path).map_err(|source| {
-                JobError::Output { action: "open", path: path.clone(), source }
-            })?;
-            let stream = Box::new(file);
-            return Ok((Self::Stream { stream, path: path.clone() }, Results::default()));
-        }
-        let (journal, results) = Journal::open(path, overwrite)?;
-        let syncer = Syncer::start(&journal)?;
-        Ok((Self::File { journal, syncer }, results))
-    }
-
     /// Writes a whole line, its break included. After an error nothing more may be written: the
     /// file may end in a torn line, which the next run repairs.
     pub(crate) fn write(&mut self, line: &[u8]) -> Result<(), JobError> {
         assert!(line.ends_with(b"\n"));
         match self {
-            Self::File { journal, syncer } => {
-                syncer.failure().map_err(|source| journal.fail("sync", source))?;
-                (&journal.file).write_all(line).map_err(|source| journal.fail("write", source))?;
-                syncer.wake();
-                Ok(())
-            }
+            Self::File(file) => file.write(line),
             Self::Stream { stream, path } => {
                 let written = stream.write_all(line).and_then(|()| stream.flush());
                 written.map_err(|source| JobError::Output {
@@ -85,19 +110,106 @@ impl Writer {
         }
     }
 
-    /// Makes everything durable; lines with a stale key are removed.
-    pub(crate) fn close(self, stale: &HashSet<Key>) -> Result<(), JobError> {
-        let Self::File { mut journal, syncer } = self else { return Ok(()) };
-        syncer.stop().map_err(|source| journal.fail("sync", source))?;
-        journal.file.sync_all().map_err(|source| journal.fail("sync", source))?;
-        if stale.is_empty() { Ok(()) } else { journal.rewrite(|key| !stale.contains(&key)) }
+    /// Fails where what was written so far is not where it should be.
+    pub(crate) fn check(&mut self) -> Result<(), JobError> {
+        match self {
+            Self::File(file) => file.check(),
+            Self::Stream { .. } => Ok(()),
+        }
+    }
+
+    /// Makes everything durable, removes the result lines that are superseded, and says how many
+    /// that were.
+    pub(crate) fn close(
+        self,
+        superseded: Option<&dyn Fn(&WrittenLine) -> bool>,
+    ) -> Result<u64, JobError> {
+        match self {
+            Self::File(file) => file.close(superseded),
+            Self::Stream { .. } => Ok(0),
+        }
     }
 }
 
-/// A thread that syncs a file soon after each write, so that the engine never waits for a disk.
-pub(crate) struct Syncer {
+/// An output file that is being written.
+pub(crate) struct FileWriter {
+    journal: Journal,
+    /// Length that the file must have at least.
+    bytes: Arc<AtomicU64>,
+    syncer: Syncer,
+    /// The output is not there any more; what could be kept has been.
+    given_up: bool,
+}
+
+impl FileWriter {
+    fn new(journal: Journal) -> Result<Self, JobError> {
+        let length = journal.file.metadata().map_err(|source| journal.fail("inspect", source))?;
+        let bytes = Arc::new(AtomicU64::new(length.len()));
+        let syncer = Syncer::start(&journal, &bytes)?;
+        Ok(Self { journal, bytes, syncer, given_up: false })
+    }
+
+    fn write(&mut self, line: &[u8]) -> Result<(), JobError> {
+        let written = (&self.journal.file).write_all(line);
+        written.map_err(|source| self.journal.fail("write", source))?;
+        self.bytes.fetch_add(line.len() as u64, Ordering::Relaxed);
+        self.syncer.wake();
+        self.check()
+    }
+
+    fn check(&mut self) -> Result<(), JobError> {
+        match self.syncer.trouble() {
+            None => Ok(()),
+            Some(Trouble::Sync(source)) => Err(self.journal.fail("sync", source)),
+            Some(Trouble::Displaced) => self.verify(),
+        }
+    }
+
+    /// Looks at the file; where it is not what was written, keeps what can be kept.
+    fn verify(&mut self) -> Result<(), JobError> {
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        let journal = &self.journal;
+        if rescue::is_sound(&journal.path, &journal.file, bytes)
+            .map_err(|source| journal.fail("inspect", source))?
+        {
+            return Ok(());
+        }
+        self.given_up = true;
+        Err(rescue::rescue(journal, bytes))
+    }
+
+    fn close(mut self, superseded: Option<&dyn Fn(&WrittenLine) -> bool>) -> Result<u64, JobError> {
+        let trouble = self.syncer.stop();
+        if self.given_up {
+            return Ok(0);
+        }
+        if let Some(Trouble::Sync(source)) = trouble {
+            return Err(self.journal.fail("sync", source));
+        }
+        self.journal.file.sync_all().map_err(|source| self.journal.fail("sync", source))?;
+        self.verify()?;
+        let Some(superseded) = superseded else { return Ok(0) };
+        let mut count = 0;
+        self.journal.for_each(|line| count += u64::from(superseded(&line)))?;
+        if count > 0 {
+            self.journal.rewrite(|line| !superseded(line))?;
+        }
+        Ok(count)
+    }
+}
+
+/// A thread that syncs a file soon after each write, so that the engine never waits for a disk, and
+/// looks now and then whether the file is still there.
+struct Syncer {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread found.
+enum Trouble {
+    Sync(io::Error),
+    /// The path names another file, or none, or the file has become shorter.
+    Displaced,
 }
 
 #[derive(Default)]
@@ -110,7 +222,7 @@ struct Shared {
 struct State {
     dirty: bool,
     closing: bool,
-    failure: Option<io::Error>,
+    trouble: Option<Trouble>,
 }
 
 impl Shared {
@@ -120,13 +232,14 @@ impl Shared {
 }
 
 impl Syncer {
-    fn start(journal: &Journal) -> Result<Self, JobError> {
+    fn start(journal: &Journal, bytes: &Arc<AtomicU64>) -> Result<Self, JobError> {
         let file = journal.file.try_clone().map_err(|source| journal.fail("open", source))?;
+        let watched = Watched { file, path: journal.path.clone(), bytes: Arc::clone(bytes) };
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("output-sync".to_owned())
-            .spawn(move || sync_until_closing(&file, &theirs))
+            .spawn(move || watched.sync_until_closing(&theirs))
             .map_err(|source| JobError::Thread { name: "output-sync", source })?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -139,47 +252,59 @@ impl Syncer {
         }
     }
 
-    /// Ends the thread; an error is one that no write has reported yet.
-    fn stop(mut self) -> io::Result<()> {
-        self.join();
-        self.failure()
-    }
-
-    fn join(&mut self) {
+    /// Ends the thread; returns what nobody has been told yet.
+    fn stop(&mut self) -> Option<Trouble> {
         self.shared.lock().closing = true;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             // A panic there has been printed, and the final sync does not depend on that thread.
             _ = thread.join();
         }
+        self.trouble()
     }
 
-    fn failure(&self) -> io::Result<()> {
-        self.shared.lock().failure.take().map_or(Ok(()), Err)
+    fn trouble(&self) -> Option<Trouble> {
+        self.shared.lock().trouble.take()
     }
 }
 
 impl Drop for Syncer {
     fn drop(&mut self) {
-        self.join();
+        self.stop();
     }
 }
 
-fn sync_until_closing(file: &fs::File, shared: &Shared) {
-    let mut state = shared.lock();
-    while !state.closing {
-        if !state.dirty {
-            state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            continue;
+/// What the thread syncs and looks at.
+struct Watched {
+    file: File,
+    path: PathBuf,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Watched {
+    fn sync_until_closing(&self, shared: &Shared) {
+        let mut state = shared.lock();
+        while !state.closing {
+            let dirty = std::mem::take(&mut state.dirty);
+            drop(state);
+            let trouble = self.look(dirty);
+            state = shared.lock();
+            state.trouble = trouble.or(state.trouble.take());
+            let pause =
+                shared.changed.wait_timeout_while(state, SYNC_PAUSE, |state| !state.closing);
+            state = pause.unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.dirty = false;
-        drop(state);
-        let synced = file.sync_data();
-        state = shared.lock();
-        if let Err(error) = synced {
-            state.failure = Some(error);
+    }
+
+    fn look(&self, dirty: bool) -> Option<Trouble> {
+        if dirty && let Err(error) = self.file.sync_data() {
+            return Some(Trouble::Sync(error));
         }
-        let pause = shared.changed.wait_timeout_while(state, SYNC_PAUSE, |state| !state.closing);
-        state = pause.unwrap_or_else(PoisonError::into_inner).0;
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        match rescue::is_sound(&self.path, &self.file, bytes) {
+            Ok(false) => Some(Trouble::Displaced),
+            // If it cannot be seen now, the end of the job will tell.
+            Ok(true) | Err(_) => None,
+        }
     }
 }

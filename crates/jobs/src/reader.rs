@@ -1,7 +1,6 @@
 //! The reader thread: reads, checks and tokenizes lines ahead of the engine, and passes over those
 //! that have their result already. Never further ahead than a bounded channel.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -22,13 +21,21 @@ const LINES_AHEAD: usize = 64;
 /// What the reader makes of the input.
 pub(crate) enum Item {
     /// A line to be run.
-    Request { key: Key, custom_id: String, request: Box<Request> },
-    /// A line that cannot be.
-    Refused { key: Key, custom_id: String, refusal: Refusal },
-    /// No more lines; the results that no line of the input asked for.
-    End { stale: HashSet<Key> },
+    Request { number: u64, key: Key, custom_id: String, request: Box<Request> },
+    /// A line that cannot be; `key` is nothing where an earlier run has written so.
+    Refused { number: u64, key: Option<Key>, custom_id: String, refusal: Refusal },
+    /// No more lines.
+    End(Box<Ended>),
     /// The input cannot be read on.
     Failed(JobError),
+}
+
+/// What is known once an input has been read to its end.
+pub(crate) struct Ended {
+    /// The results from before that no line asked for.
+    pub(crate) unmatched: Results,
+    /// Knows the custom ids of all lines.
+    pub(crate) namer: Namer,
 }
 
 /// How far the reader is; written by it, read by whoever shows progress.
@@ -70,8 +77,9 @@ pub(crate) fn start(
 
 impl Reader {
     fn run(mut self, sender: &SyncSender<Item>) {
+        let mut looked_at = self.input.sniff();
         loop {
-            let item = match self.advance() {
+            let item = match looked_at.and_then(|()| self.advance()) {
                 Ok(Some(item)) => item,
                 Ok(None) => break,
                 Err(error) => {
@@ -83,10 +91,10 @@ impl Reader {
             if sender.send(item).is_err() {
                 return;
             }
+            looked_at = Ok(());
         }
-        let mut stale = self.results.succeeded;
-        stale.extend(self.results.failed);
-        _ = sender.send(Item::End { stale });
+        let ended = Ended { unmatched: self.results, namer: self.namer };
+        _ = sender.send(Item::End(Box::new(ended)));
     }
 
     /// The next line that has no result yet.
@@ -94,20 +102,24 @@ impl Reader {
         loop {
             let Some(line) = self.namer.next(&mut self.input)? else { return Ok(None) };
             self.counters.lines.fetch_add(1, Ordering::Relaxed);
-            let key = line.key;
+            let (number, key) = (line.number, line.key);
             let item = if self.results.succeeded.remove(&key) {
                 self.counters.resumed_succeeded.fetch_add(1, Ordering::Relaxed);
                 None
-            } else if self.results.failed.remove(&key) {
-                self.counters.resumed_failed.fetch_add(1, Ordering::Relaxed);
-                None
             } else {
-                Some(match line.request(&self.model) {
-                    (custom_id, Ok(request)) => {
-                        Item::Request { key, custom_id, request: Box::new(request) }
+                // A line that failed before fails again in the same way: its reason is told.
+                let before = self.results.failed.remove(&key);
+                self.counters.resumed_failed.fetch_add(u64::from(before), Ordering::Relaxed);
+                match line.request(&self.model) {
+                    (custom_id, Err(refusal)) => {
+                        let key = (!before).then_some(key);
+                        Some(Item::Refused { number, key, custom_id, refusal })
                     }
-                    (custom_id, Err(refusal)) => Item::Refused { key, custom_id, refusal },
-                })
+                    (_, Ok(_)) if before => None,
+                    (custom_id, Ok(request)) => {
+                        Some(Item::Request { number, key, custom_id, request: Box::new(request) })
+                    }
+                }
             };
             self.counters.bytes.store(self.input.lines.position_bytes, Ordering::Relaxed);
             if item.is_some() {

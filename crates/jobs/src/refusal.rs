@@ -25,6 +25,12 @@ pub(crate) fn shortened(text: &str) -> String {
     }
 }
 
+/// A text from a user's file, fit for a terminal: short, and without control characters.
+pub(crate) fn printable(text: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    shortened(text).chars().map(escape).collect()
+}
+
 impl Refusal {
     /// A line that cannot be read as a request at all.
     pub(crate) fn line(code: &'static str, message: impl Into<String>) -> Self {

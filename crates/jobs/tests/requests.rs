@@ -124,12 +124,13 @@ fn bad_lines_are_refused() {
     check_refused(r#"{"seed":1e999}"#, "invalid_json", "", "number out of range (column 13)");
     check_refused("nonsense", "invalid_json", "", "column 2");
     check_refused(r#"{"prompt":"hi"} x"#, "invalid_json", "", "trailing");
-    check_refused("[1]", "invalid_line", "", "expected an object");
+    check_refused("true", "invalid_line", "", "expected an object");
     check_refused("17", "invalid_line", "", "expected an object");
     check_refused("{}", "invalid_line", "", "neither");
     check_refused(r#"{"prompt":"a","prompt":"b"}"#, "invalid_line", "", "`prompt` is there twice");
     check_refused(r#"{"prompt":"a","messages":[]}"#, "invalid_line", "", "not both");
-    check_refused(&"[".repeat(100_000), "invalid_json", "", "recursion limit");
+    let deep = format!("{{\"prompt\":{}", "[".repeat(100_000));
+    check_refused(&deep, "invalid_json", "", "recursion limit");
     let batch = |custom_id: &str, method: &str, url: &str, body: &str| {
         format!(r#"{{"custom_id":{custom_id},"method":{method},"url":{url},"body":{body}}}"#)
     };

@@ -5,10 +5,11 @@ mod common;
 
 use std::fs;
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Case, seeded, sorted};
-use glinthawk_jobs::{Input, Job, JobError, JobOptions, Next, Output};
+use glinthawk_jobs::{Earlier, Input, JobError, JobOptions, Next, Output, PreparedJob};
 
 /// Good lines, bad lines, duplicates and blanks.
 fn mixed_input(lines: usize) -> String {
@@ -65,7 +66,7 @@ fn a_finished_job_is_not_run_again() {
     let before = case.output_text();
     assert!(case.prompts().is_empty());
     let summary = case.run().unwrap();
-    assert_eq!((summary.resumed, summary.stale, summary.prompt_tokens), (45, 0, 0));
+    assert_eq!((summary.resumed, summary.unmatched, summary.prompt_tokens), (45, 0, 0));
     assert_eq!(case.output_text(), before, "not even `created` changes");
 }
 
@@ -74,56 +75,9 @@ fn overwrite_starts_anew() {
     let mut case = mixed_case(10);
     case.run().unwrap();
     let before = case.sorted();
-    case.overwrite = true;
+    case.earlier = Earlier::Overwrite;
     assert_eq!(case.run().unwrap().resumed, 0);
     assert_eq!(case.sorted(), before);
-}
-
-/// After a first run on `before`, a second on `after` runs only what is new, and the output is as
-/// if it had been the first.
-fn check_changed(before: &str, after: &str, resumed: u64, stale: u64) {
-    let case = Case::new(before);
-    case.run().unwrap();
-    fs::write(case.input(), after).unwrap();
-    let summary = case.run().unwrap();
-    assert_eq!((summary.resumed, summary.stale), (resumed, stale), "{before} then {after}");
-    let fresh = Case::new(after);
-    fresh.run().unwrap();
-    assert_eq!(case.sorted(), fresh.sorted(), "{before} then {after}");
-}
-
-#[test]
-fn a_changed_request_is_run_again() {
-    let line =
-        |id: &str, prompt: &str| format!("{{\"custom_id\":\"{id}\",\"prompt\":\"{prompt}\"}}\n");
-    let (a, b, c) = (line("a", "x"), line("b", "y"), line("c", "z"));
-    let changed = line("b", "changed");
-    check_changed(&[&*a, &b, &c].concat(), &[&*a, &changed, &c].concat(), 2, 1);
-    check_changed(&[&*a, &b, &c].concat(), &[&*c, &b, &a].concat(), 3, 0);
-    check_changed(&[&*a, &b, &c].concat(), &[&*a, &c].concat(), 2, 1);
-    check_changed(&a, &[&*a, &b].concat(), 1, 0);
-    check_changed(&a, "{ \"prompt\":\"x\",  \"custom_id\":\"a\"}", 1, 0);
-    // A duplicate's error line is tied to its place.
-    check_changed(&[&*a, &a, &a].concat(), &[&*a, &a].concat(), 2, 1);
-    check_changed(&[&*a, &a].concat(), &[&*a, &b, &a].concat(), 1, 1);
-    // A line that was bad and is mended, or the other way round.
-    check_changed("{\"prompt\":\"\"}", "{\"prompt\":\"x\"}", 0, 1);
-    check_changed("{\"prompt\":\"x\"}", "{\"prompt\":", 0, 1);
-    check_changed(&a, "", 0, 1);
-}
-
-#[test]
-fn another_model_or_limit_runs_everything_again() {
-    let mut case = mixed_case(10);
-    case.run().unwrap();
-    case.model.context_max += 1;
-    assert_eq!(case.run().unwrap().resumed, 1, "only the duplicate's error stays the same");
-    case.model.identity = "other weights".to_owned();
-    assert_eq!(case.run().unwrap().resumed, 1);
-    case.model.name = "other".to_owned();
-    let summary = case.run().unwrap();
-    assert_eq!((summary.resumed, summary.stale), (1, 8));
-    assert_eq!(case.output_text().lines().count(), 9);
 }
 
 /// A run's output is damaged; the next run repairs it.
@@ -203,16 +157,18 @@ fn a_bad_place_for_input_or_output_is_told() {
     let case = mixed_case(10);
     let folder = case.folder.path();
     let open = |input: &str, output: &str| {
-        let options = JobOptions { output: Output::File(folder.join(output)), overwrite: true };
+        let output = Output::File(folder.join(output));
+        let options = JobOptions { output, earlier: Earlier::Overwrite };
         let input = Input::File(folder.join(input)).open();
-        let job = input.and_then(|input| Job::open(input, &options, case.model.clone().into()));
+        let model = Arc::new(case.model.clone());
+        let job = input.and_then(|input| PreparedJob::new(input, &options, model));
         job.err().unwrap().to_string()
     };
     assert!(open("missing.jsonl", "out.jsonl").starts_with("cannot open input "));
-    assert!(open(".", "out.jsonl").starts_with("cannot open input "));
+    assert!(open(".", "out.jsonl").contains("is a folder"));
     assert!(!folder.join("out.jsonl").exists());
     assert!(open("in.jsonl", "none/out.jsonl").ends_with("none does not exist"));
-    assert!(open("in.jsonl", "in.jsonl").ends_with("is the input file itself"));
+    assert!(open("in.jsonl", "in.jsonl").ends_with("are the same file"));
     assert!(open("in.jsonl", ".").starts_with("cannot open output "));
     assert_eq!(fs::read_to_string(case.input()).unwrap(), mixed_input(10));
 }
@@ -220,16 +176,14 @@ fn a_bad_place_for_input_or_output_is_told() {
 #[test]
 fn a_device_takes_results_and_resumes_nothing() {
     let case = mixed_case(10);
-    let options = JobOptions { output: Output::File("/dev/null".into()), overwrite: false };
-    let job = Job::open(case.open_input(), &options, case.model.clone().into()).unwrap();
+    let job = case.open_to("/dev/null".into(), &Input::File(case.input())).unwrap();
     assert!(!job.close().unwrap().complete);
 }
 
 #[test]
 fn a_full_disk_ends_the_job() {
     let case = Case::new("{\"prompt\":\"\"}\n");
-    let options = JobOptions { output: Output::File("/dev/full".into()), overwrite: false };
-    let mut job = Job::open(case.open_input(), &options, case.model.clone().into()).unwrap();
+    let mut job = case.open_to("/dev/full".into(), &Input::File(case.input())).unwrap();
     let error = loop {
         match job.next(Duration::from_millis(20)) {
             Ok(Next::Later) => {}
@@ -246,9 +200,11 @@ fn a_link_stays_a_link_and_its_target_is_replaced() {
     let target = case.folder.path().join("target.jsonl");
     std::os::unix::fs::symlink(&target, case.output()).unwrap();
     case.run().unwrap();
-    fs::write(case.input(), mixed_input(5)).unwrap();
-    assert!(case.run().unwrap().stale > 0);
+    // The third line is mended: its error makes way, and the file is written anew.
+    let mended = mixed_input(10).replacen("\"prompt\":\"\"", "\"prompt\":\"x\"", 1);
+    fs::write(case.input(), mended).unwrap();
+    assert_eq!(case.run().unwrap().superseded, 1);
     assert!(case.output().is_symlink());
-    assert_eq!(sorted(&target).len(), 5);
+    assert_eq!(sorted(&target).len(), 9);
     assert_eq!(fs::read_dir(case.folder.path()).unwrap().count(), 3, "nothing is left behind");
 }

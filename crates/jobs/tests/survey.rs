@@ -3,7 +3,10 @@
 mod common;
 
 use common::Case;
-use glinthawk_jobs::{OUTPUT_TOKENS_ASSUMED, RequestLength, Survey};
+use glinthawk_jobs::{
+    Earlier, JobOptions, OUTPUT_TOKENS_ASSUMED, Output, PreparedJob, RequestLength, Survey,
+};
+use std::sync::Arc;
 
 fn survey(case: &Case, lines_max: u64) -> Survey {
     let mut input = case.open_input();
@@ -71,18 +74,13 @@ fn a_survey_takes_nothing_from_the_job() {
     let case = Case::new("{\"prompt\":\"abc\"}\n{\"prompt\":\"abd\"}\n");
     let mut input = case.open_input();
     input.survey(&case.model, 1).unwrap();
-    let options = glinthawk_jobs::JobOptions {
-        output: glinthawk_jobs::Output::File(case.output()),
-        overwrite: false,
-    };
-    let mut job = glinthawk_jobs::Job::open(input, &options, case.model.clone().into()).unwrap();
-    let mut prompts = Vec::new();
-    loop {
-        match job.next(std::time::Duration::from_millis(20)).unwrap() {
-            glinthawk_jobs::Next::Prompt(prompt) => prompts.push(prompt.tokens),
-            glinthawk_jobs::Next::Later => {}
-            glinthawk_jobs::Next::Exhausted => break,
-        }
-    }
-    assert_eq!(prompts, [[97, 98, 99], [97, 98, 100]]);
+    let options = JobOptions { output: Output::File(case.output()), earlier: Earlier::Continue };
+    let model = Arc::new(case.model.clone());
+    let prepared = PreparedJob::new(input, &options, Arc::clone(&model)).unwrap();
+    let mut job = prepared.start(model).unwrap();
+    let prompts = common::prompts_of(&mut job).into_iter();
+    assert_eq!(
+        prompts.map(|prompt| prompt.tokens).collect::<Vec<_>>(),
+        [[97, 98, 99], [97, 98, 100]]
+    );
 }

@@ -54,7 +54,13 @@ impl Finished {
     /// Failed with exactly one line, which holds all of `parts` and no `Debug` print.
     #[track_caller]
     pub fn expect_error(self, parts: &[&str]) -> Self {
-        let finished = self.expect(1);
+        self.expect_complaint(1, parts)
+    }
+
+    /// As `expect_error`, with another exit code.
+    #[track_caller]
+    pub fn expect_complaint(self, code: i32, parts: &[&str]) -> Self {
+        let finished = self.expect(code);
         let text = &finished.stderr;
         assert_eq!(text.lines().count(), 1, "one line, not: {text}");
         assert!(text.starts_with("error: "), "{text}");

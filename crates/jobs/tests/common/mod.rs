@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use glinthawk_jobs::{
-    Input, Job, JobError, JobOptions, JobSummary, Next, OpenInput, Output, ServedModel,
+    Earlier, Input, Job, JobError, JobOptions, JobSummary, Next, OpenInput, Output, PreparedJob,
+    ServedModel,
 };
 use glinthawk_model::{ChatTemplate, Tokenizer};
 use glinthawk_protocol::{Completion, Finish, Generated, Prompt};
@@ -85,7 +86,7 @@ pub struct Case {
     pub model: ServedModel,
     pub script: Script,
     pub late: usize,
-    pub overwrite: bool,
+    pub earlier: Earlier,
 }
 
 impl Case {
@@ -95,7 +96,7 @@ impl Case {
             model: model(),
             script: backwards,
             late: 0,
-            overwrite: false,
+            earlier: Earlier::Continue,
         };
         fs::write(case.input(), input).unwrap();
         case
@@ -114,18 +115,32 @@ impl Case {
     }
 
     pub fn open(&self) -> Result<Job, JobError> {
-        let options = JobOptions { output: Output::File(self.output()), overwrite: self.overwrite };
-        Job::open(self.open_input(), &options, Arc::new(self.model.clone()))
+        self.open_to(self.output(), &Input::File(self.input()))
+    }
+
+    pub fn open_to(&self, output: PathBuf, input: &Input) -> Result<Job, JobError> {
+        let options = JobOptions { output: Output::File(output), earlier: self.earlier };
+        let model = Arc::new(self.model.clone());
+        PreparedJob::new(input.open()?, &options, Arc::clone(&model))?.start(model)
     }
 
     /// Runs to the end, with up to seven prompts in the engine, the latest finishing first.
     pub fn run(&self) -> Result<JobSummary, JobError> {
-        self.run_some(usize::MAX).map(|summary| summary.expect("ran to its end"))
+        self.run_input(&Input::File(self.input()))
+    }
+
+    /// As `run`, from another input.
+    pub fn run_input(&self, input: &Input) -> Result<JobSummary, JobError> {
+        let job = self.open_to(self.output(), input)?;
+        self.run_job(job, usize::MAX).map(|summary| summary.expect("ran to its end"))
     }
 
     /// Runs until so many prompts have finished, and is then as if killed.
     pub fn run_some(&self, finished_max: usize) -> Result<Option<JobSummary>, JobError> {
-        let mut job = self.open()?;
+        self.run_job(self.open()?, finished_max)
+    }
+
+    fn run_job(&self, mut job: Job, finished_max: usize) -> Result<Option<JobSummary>, JobError> {
         let mut waiting = Vec::new();
         let mut finished = 0;
         loop {
@@ -151,15 +166,7 @@ impl Case {
 
     /// The prompts that the input becomes.
     pub fn prompts(&self) -> Vec<Prompt> {
-        let mut job = self.open().unwrap();
-        let mut prompts = Vec::new();
-        loop {
-            match job.next(Duration::from_millis(20)).unwrap() {
-                Next::Prompt(prompt) => prompts.push(prompt),
-                Next::Later => {}
-                Next::Exhausted => return prompts,
-            }
-        }
+        prompts_of(&mut self.open().unwrap())
     }
 
     pub fn output_text(&self) -> String {
@@ -169,6 +176,18 @@ impl Case {
     /// The output's lines without `created`, in no particular order.
     pub fn sorted(&self) -> Vec<String> {
         sorted(&self.output())
+    }
+}
+
+/// The prompts that are left of a job.
+pub fn prompts_of(job: &mut Job) -> Vec<Prompt> {
+    let mut prompts = Vec::new();
+    loop {
+        match job.next(Duration::from_millis(20)).unwrap() {
+            Next::Prompt(prompt) => prompts.push(prompt),
+            Next::Later => {}
+            Next::Exhausted => return prompts,
+        }
     }
 }
 

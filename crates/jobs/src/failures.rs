@@ -1,0 +1,91 @@
+//! Why lines failed: the kinds of failure, how often each came, and where first. Bounded, however
+//! many lines fail in however many ways.
+
+use std::collections::HashMap;
+
+use crate::refusal::{Refusal, printable};
+
+/// Kinds that are told apart; further ones are only counted.
+const KINDS_MAX: usize = 256;
+
+/// One kind of failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailureKind {
+    /// Lines that failed so.
+    pub lines: u64,
+    /// The first of them.
+    pub first_line: u64,
+    /// What was wrong with the first one.
+    pub reason: String,
+}
+
+/// The failures of a job, by kind.
+#[derive(Debug, Default)]
+pub(crate) struct Failures(HashMap<(Option<&'static str>, Option<String>), FailureKind>);
+
+impl Failures {
+    pub(crate) fn refused(&mut self, line: u64, refusal: &Refusal) {
+        // The same fault in different messages of a chat is one kind.
+        let param = refusal.param.as_ref();
+        let param = param.map(|param| param.split(|c: char| c.is_ascii_digit()).collect());
+        self.add((refusal.code, param), line, &refusal.message);
+    }
+
+    pub(crate) fn rejected(&mut self, line: u64, reason: &str) {
+        self.add((Some("rejected"), None), line, reason);
+    }
+
+    fn add(&mut self, kind: (Option<&'static str>, Option<String>), line: u64, message: &str) {
+        let known = self.0.len();
+        if let Some(kind) = self.0.get_mut(&kind) {
+            kind.lines += 1;
+            // Rejections do not come in the order of lines.
+            kind.first_line = kind.first_line.min(line);
+        } else if known < KINDS_MAX {
+            // Some messages begin with the line's number, which is told apart from them.
+            let reason = message.strip_prefix(&format!("line {line} is ")).unwrap_or(message);
+            let reason = printable(reason);
+            self.0.insert(kind, FailureKind { lines: 1, first_line: line, reason });
+        }
+    }
+
+    /// The kinds, commonest first.
+    pub(crate) fn by_count(&self) -> Vec<FailureKind> {
+        let mut kinds: Vec<_> = self.0.values().cloned().collect();
+        kinds.sort_by_key(|kind| (std::cmp::Reverse(kind.lines), kind.first_line));
+        kinds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_counted_and_bounded() {
+        let mut failures = Failures::default();
+        let json = |line| Refusal::line("invalid_json", format!("line {line} is not valid JSON"));
+        for line in [3, 7, 9] {
+            failures.refused(line, &json(line));
+        }
+        failures.refused(4, &Refusal::unknown("messages[1].nmae"));
+        failures.refused(5, &Refusal::unknown("messages[12].nmae"));
+        failures.rejected(8, "no room\u{1b}[31m");
+        let told: Vec<_> = failures
+            .by_count()
+            .into_iter()
+            .map(|kind| (kind.lines, kind.first_line, kind.reason))
+            .collect();
+        let expected = [
+            (3, 3, "not valid JSON".to_owned()),
+            (2, 4, "unknown field `messages[1].nmae`".to_owned()),
+            (1, 8, "no room\\u{1b}[31m".to_owned()),
+        ];
+        assert_eq!(told, expected);
+        for line in 0..10_000 {
+            let name = "x".repeat(line);
+            failures.refused(line as u64, &Refusal::field(&name, "wrong"));
+        }
+        assert_eq!(failures.by_count().len(), KINDS_MAX);
+    }
+}

@@ -1,0 +1,67 @@
+//! A job that is ready to start: its output is locked and read, and nothing has been changed yet.
+
+use std::sync::Arc;
+
+use crate::collision::{FileUse, refuse_collisions};
+use crate::earlier::{self, Earlier, Standing};
+use crate::error::JobError;
+use crate::input::OpenInput;
+use crate::job::{Job, JobOptions};
+use crate::output::{Output, PreparedOutput};
+use crate::served::ServedModel;
+
+/// A job that has changed nothing so far. If it is dropped, nothing has happened.
+pub struct PreparedJob {
+    input: OpenInput,
+    model: Arc<ServedModel>,
+    output: PreparedOutput,
+    earlier: Earlier,
+    standing: Option<Standing>,
+}
+
+impl PreparedJob {
+    /// Opens the output and finds what is done already. Fails where the output holds results that
+    /// match no line of the input, and nobody said what to do with them.
+    pub fn new(
+        input: OpenInput,
+        options: &JobOptions,
+        model: Arc<ServedModel>,
+    ) -> Result<Self, JobError> {
+        if let (Some(from), Output::File(to)) = (&input.path, &options.output) {
+            let input = FileUse { role: "the input", path: from.clone(), written: false };
+            let output = FileUse { role: "the output", path: to.clone(), written: true };
+            refuse_collisions(&[input, output])?;
+        }
+        let earlier = options.earlier;
+        let output = PreparedOutput::open(&options.output, earlier == Earlier::Overwrite)?;
+        let mut prepared = Self { input, model, output, earlier, standing: None };
+        prepared.compare()?;
+        Ok(prepared)
+    }
+
+    /// How much of the input is done; unknown where nothing is, or the input is a stream.
+    pub fn standing(&self) -> Option<Standing> {
+        self.standing
+    }
+
+    /// Repairs or empties the output, and starts to read. `model` is the one that will answer: a
+    /// cluster may have settled on another instruction set than was expected, and then results are
+    /// compared again before anything changes.
+    pub fn start(mut self, model: Arc<ServedModel>) -> Result<Job, JobError> {
+        if model.run_digest() != self.model.run_digest() {
+            self.model = model;
+            self.compare()?;
+        }
+        let (writer, results) = self.output.start()?;
+        Job::start(self.input, self.model, writer, results, self.earlier)
+    }
+
+    fn compare(&mut self) -> Result<(), JobError> {
+        let PreparedOutput::File { journal, results, .. } = &self.output else { return Ok(()) };
+        if results.len() > 0 && self.input.bytes().is_some() {
+            let (input, model) = (&mut self.input, &self.model);
+            self.standing = Some(earlier::compare(input, model, journal, results, self.earlier)?);
+        }
+        Ok(())
+    }
+}
