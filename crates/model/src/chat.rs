@@ -1,22 +1,18 @@
 //! Chat templates: messages to text, and to the tokens of that text.
 
-mod dialect;
 mod load;
 
-use std::error::Error as _;
 use std::sync::Arc;
 
-use minijinja::{Environment, ErrorKind, Value, context};
-use thiserror::Error;
+use crate::jinja::{self, Budget, ErrorKind, Template, Value};
+use crate::tokenizer::{Sentinel, SpecialToken, Tokenizer};
 
-use crate::tokenizer::{Sentinel, Tokenizer};
-use dialect::Refused;
+/// Work that a template may do whatever the messages, in bytes made or looked at: many times what
+/// thousands of messages need, and done in a second or two.
+const WORK_BYTES: u64 = 256 << 20;
 
-/// The one template of every environment here.
-const NAME: &str = "chat_template";
-
-/// Instructions a template may execute: thousands of messages' worth, and then it is stopped.
-const FUEL: u64 = 10_000_000;
+/// Further work for each byte of the messages.
+const WORK_PER_BYTE: u64 = 64;
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +24,7 @@ pub struct ChatMessage {
 }
 
 /// Why a conversation has no prompt.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum ChatError {
     /// The template's file cannot be read.
     #[error("{path}: {source}")]
@@ -47,17 +43,32 @@ pub enum ChatError {
         reason: String,
     },
     /// The template is not one.
-    #[error("the model's chat template is broken: {0}")]
-    Syntax(String),
+    #[error("{file}: the chat template is broken: {reason}")]
+    Syntax {
+        /// Where the template is from.
+        file: Arc<str>,
+        /// What is wrong.
+        reason: String,
+    },
     /// The template refuses these messages.
     #[error("the model's chat template refuses these messages: {0}")]
     Refused(String),
     /// The template fails on these messages.
-    #[error("the model's chat template fails on these messages: {0}")]
-    Render(String),
-    /// The template did not come to an end.
-    #[error("the model's chat template is stopped after {FUEL} instructions")]
-    Endless,
+    #[error("{file}: the chat template fails on these messages: {reason}")]
+    Render {
+        /// Where the template is from.
+        file: Arc<str>,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The template did more than any should.
+    #[error("{file}: the chat template is stopped: {reason}")]
+    Stopped {
+        /// Where the template is from.
+        file: Arc<str>,
+        /// What it had too much of.
+        reason: String,
+    },
     /// No character is left to mark user text with.
     #[error("the messages use every private-use character of Unicode; leave at least one out")]
     NoSentinel,
@@ -69,19 +80,21 @@ pub enum ChatError {
 /// for today's date, always tells of 26 July 2024: the day that the Llama 3 templates fall back to.
 #[derive(Clone)]
 pub struct ChatTemplate {
-    environment: Arc<Environment<'static>>,
+    template: Arc<Template>,
     source: Arc<str>,
+    /// Where it is from, for messages.
+    file: Arc<str>,
 }
 
 impl ChatTemplate {
-    /// Compiles a template in the dialect of Hugging Face's `transformers`.
-    pub fn new(source: &str) -> Result<Self, ChatError> {
-        let mut environment = dialect::environment();
-        environment.set_fuel(Some(FUEL));
-        environment
-            .add_template_owned(NAME, dialect::without_generation_marks(source))
-            .map_err(|error| ChatError::Syntax(describe(&error)))?;
-        Ok(Self { environment: Arc::new(environment), source: source.into() })
+    /// Parses a template in the dialect of Hugging Face's `transformers`; `file` is where it is
+    /// from, for messages.
+    pub fn new(source: &str, file: impl Into<Arc<str>>) -> Result<Self, ChatError> {
+        let file = file.into();
+        match Template::parse(source) {
+            Ok(template) => Ok(Self { template: Arc::new(template), source: source.into(), file }),
+            Err(error) => Err(ChatError::Syntax { file, reason: error.to_string() }),
+        }
     }
 
     /// The text of a conversation, ready for the assistant's next words. Control tokens in the
@@ -91,23 +104,11 @@ impl ChatTemplate {
         tokenizer: &Tokenizer,
         messages: &[ChatMessage],
     ) -> Result<String, ChatError> {
-        let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
-        let messages: Vec<Value> = messages
-            .iter()
-            .map(|message| context! { role => &message.role, content => &message.content })
-            .collect();
-        let variables = context! {
-            messages,
-            add_generation_prompt => true,
-            bos_token => text(tokenizer.bos_token()),
-            eos_token => text(tokenizer.eos_tokens().first().copied()),
-            tools => (),
-            documents => (),
-        };
-        self.environment
-            .get_template(NAME)
-            .and_then(|template| template.render(variables))
-            .map_err(|error| failure(&error))
+        let bytes: usize = messages.iter().map(|it| it.role.len() + it.content.len()).sum();
+        let budget = Budget::of_bytes(WORK_BYTES + WORK_PER_BYTE * bytes as u64);
+        variables(tokenizer, messages)
+            .and_then(|variables| self.template.render(variables, budget))
+            .map_err(|error| self.failure(error))
     }
 
     /// The tokens of a conversation, ready for the assistant's next. Control tokens written in the
@@ -118,7 +119,8 @@ impl ChatTemplate {
         messages: &[ChatMessage],
     ) -> Result<Vec<u32>, ChatError> {
         let strings = messages.iter().flat_map(|message| [&message.role, &message.content]);
-        let texts = strings.map(String::as_str).chain([&*self.source]);
+        let special = tokenizer.special_tokens().iter().flat_map(|(_, token)| token.texts());
+        let texts = strings.chain(special).map(String::as_str).chain([&*self.source]);
         let sentinel = Sentinel::absent_from(texts).ok_or(ChatError::NoSentinel)?;
         let guarded: Vec<ChatMessage> = messages
             .iter()
@@ -130,36 +132,50 @@ impl ChatTemplate {
         let rendered = self.render(tokenizer, &guarded)?;
         Ok(tokenizer.encode_rendered(&rendered, Some(&sentinel)))
     }
+
+    fn failure(&self, error: jinja::Error) -> ChatError {
+        let (file, reason) = (Arc::clone(&self.file), error.to_string());
+        match error.kind {
+            ErrorKind::Raised => ChatError::Refused(error.message),
+            ErrorKind::Exhausted => ChatError::Stopped { file, reason },
+            ErrorKind::Syntax | ErrorKind::Failed => ChatError::Render { file, reason },
+        }
+    }
+}
+
+/// What `transformers` gives a template: the special tokens that the model's files name, and no
+/// tools or documents.
+fn variables(
+    tokenizer: &Tokenizer,
+    messages: &[ChatMessage],
+) -> Result<Vec<(Arc<str>, Value)>, jinja::Error> {
+    let mut turns = Vec::with_capacity(messages.len());
+    for message in messages {
+        turns.push(Value::dictionary(vec![
+            (Value::text("role"), Value::text(message.role.as_str())),
+            (Value::text("content"), Value::text(message.content.as_str())),
+        ])?);
+    }
+    let mut variables = vec![
+        ("messages".into(), Value::list(turns)?),
+        ("add_generation_prompt".into(), Value::Bool(true)),
+        ("tools".into(), Value::None),
+        ("documents".into(), Value::None),
+    ];
+    for (name, token) in tokenizer.special_tokens() {
+        let value = match token {
+            SpecialToken::One(text) => Value::text(text.as_str()),
+            SpecialToken::Many(texts) => {
+                Value::list(texts.iter().map(|text| Value::text(text.as_str())).collect())?
+            }
+        };
+        variables.push((name.as_str().into(), value));
+    }
+    Ok(variables)
 }
 
 impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("ChatTemplate").field("source", &self.source).finish_non_exhaustive()
     }
-}
-
-fn failure(error: &minijinja::Error) -> ChatError {
-    if error.kind() == ErrorKind::OutOfFuel {
-        return ChatError::Endless;
-    }
-    let mut cause = Some(error as &(dyn std::error::Error + 'static));
-    while let Some(error) = cause {
-        if let Some(Refused(reason)) = error.downcast_ref() {
-            return ChatError::Refused(reason.clone());
-        }
-        cause = error.source();
-    }
-    ChatError::Render(describe(error))
-}
-
-/// An error with all its causes, in one line.
-fn describe(error: &minijinja::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

@@ -7,6 +7,7 @@ pub mod chat;
 pub mod config;
 mod encoding;
 mod error;
+mod jinja;
 mod json;
 mod model;
 mod names;

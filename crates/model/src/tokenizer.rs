@@ -6,6 +6,7 @@ mod gguf;
 mod huggingface;
 mod pretokenize;
 mod sentencepiece;
+mod special;
 mod vocabulary;
 
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use thiserror::Error;
 pub use control::Sentinel;
 pub use decoder::Decoder;
 pub use gguf::GgufVocabulary;
+pub use special::SpecialToken;
 
 use crate::model::{Model, Source};
 use crate::source::gguf::Metadata;
@@ -78,6 +80,8 @@ struct Shared {
     prefix: Vec<u32>,
     bos: Option<u32>,
     eos: Vec<u32>,
+    /// As the model's files name them.
+    special: Vec<(String, SpecialToken)>,
     /// Spaces that encoding puts in front of a text and decoding takes away again.
     leading_spaces: usize,
 }
@@ -154,6 +158,7 @@ impl Tokenizer {
             prefix: Vec::new(),
             bos: None,
             eos: Vec::new(),
+            special: Vec::new(),
             leading_spaces: 0,
         })
     }
@@ -244,6 +249,11 @@ impl Tokenizer {
     /// Tokens that end a text or a turn, the main one first.
     pub fn eos_tokens(&self) -> &[u32] {
         &self.shared.eos
+    }
+
+    /// The special tokens that the model's files name, by those names.
+    pub fn special_tokens(&self) -> &[(String, SpecialToken)] {
+        &self.shared.special
     }
 }
 

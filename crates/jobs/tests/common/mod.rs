@@ -27,7 +27,7 @@ pub fn model() -> ServedModel {
         name: "bytes".to_owned(),
         identity: String::new(),
         tokenizer: Tokenizer::bytes(VOCAB as usize),
-        template: Some(ChatTemplate::new(template).unwrap()),
+        template: Some(ChatTemplate::new(template, "template").unwrap()),
         vocab: VOCAB,
         context_max: CONTEXT_MAX,
         eos_tokens: vec![END],

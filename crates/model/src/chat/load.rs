@@ -34,7 +34,7 @@ impl ChatTemplate {
     /// The template among a model's files; `None` where the model has none.
     pub fn of(model: &Model) -> Result<Option<Self>, ChatError> {
         match model.source() {
-            Source::Gguf { metadata, .. } => Self::from_gguf(metadata),
+            Source::Gguf { path, metadata } => Self::from_gguf(path, metadata),
             Source::Folder(folder) => Self::from_folder(folder),
             Source::Dummy | Source::Elsewhere => Ok(None),
         }
@@ -45,7 +45,7 @@ impl ChatTemplate {
     pub fn from_folder(folder: &Path) -> Result<Option<Self>, ChatError> {
         let path = folder.join("chat_template.jinja");
         if let Some(source) = read(&path)? {
-            return Self::new(&source).map(Some);
+            return Self::new(&source, path.to_string_lossy()).map(Some);
         }
         let path = folder.join("tokenizer_config.json");
         let Some(config) = read(&path)? else { return Ok(None) };
@@ -62,18 +62,23 @@ impl ChatTemplate {
                     .template
             }
         };
-        Self::new(&source).map(Some)
+        Self::new(&source, path.to_string_lossy()).map(Some)
     }
 
-    /// From a GGUF file's metadata; `None` where the model has no template.
-    pub fn from_gguf(metadata: &Metadata) -> Result<Option<Self>, ChatError> {
-        metadata.string("tokenizer.chat_template").map(Self::new).transpose()
+    /// From the metadata of the GGUF file at `path`; `None` where the model has no template.
+    pub fn from_gguf(path: &Path, metadata: &Metadata) -> Result<Option<Self>, ChatError> {
+        let source = metadata.string("tokenizer.chat_template");
+        source.map(|source| Self::new(source, path.to_string_lossy())).transpose()
     }
 }
 
 fn read(path: &Path) -> Result<Option<String>, ChatError> {
     let wrong = |source| ChatError::Read { path: path.to_owned(), source };
     match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => Err(ChatError::Parse {
+            path: path.to_owned(),
+            reason: "this is not a regular file".to_owned(),
+        }),
         Ok(found) if found.len() > FILE_BYTES_MAX => Err(ChatError::Parse {
             path: path.to_owned(),
             reason: format!("the file is longer than {FILE_BYTES_MAX} bytes"),

@@ -9,7 +9,7 @@ use super::control::{ControlToken, ControlTokens};
 use super::pretokenize::PreTokenizer;
 use super::sentencepiece::{SPACE, SentencePiece};
 use super::vocabulary::{ByteAlphabet, Vocabulary, fallback_byte};
-use super::{Engine, Shared, Tokenizer, TokenizerError};
+use super::{Engine, Shared, SpecialToken, Tokenizer, TokenizerError};
 use crate::source::gguf::Metadata;
 
 /// The tokens a model may end a turn with beside its end-of-text token, as they are spelled.
@@ -54,6 +54,14 @@ pub struct GgufVocabulary {
     pub eot_token_id: Option<u32>,
     /// What stands for text without a token.
     pub unknown_token_id: Option<u32>,
+    /// Of interest to chat templates alone, as the next three.
+    pub padding_token_id: Option<u32>,
+    /// Between texts.
+    pub separator_token_id: Option<u32>,
+    /// Stands for a whole text.
+    pub cls_token_id: Option<u32>,
+    /// Stands for a word to be guessed.
+    pub mask_token_id: Option<u32>,
 }
 
 impl GgufVocabulary {
@@ -79,6 +87,10 @@ impl GgufVocabulary {
             eos_token_id: id("eos_token_id"),
             eot_token_id: id("eot_token_id"),
             unknown_token_id: id("unknown_token_id"),
+            padding_token_id: id("padding_token_id"),
+            separator_token_id: id("separator_token_id"),
+            cls_token_id: id("cls_token_id"),
+            mask_token_id: id("mask_token_id"),
         })
     }
 
@@ -136,6 +148,22 @@ impl GgufVocabulary {
             }
         }
         Ok(())
+    }
+
+    /// The special tokens under the names that chat templates know.
+    fn special(&self) -> Vec<(String, SpecialToken)> {
+        let named = [
+            ("bos_token", self.bos_token_id),
+            ("eos_token", self.eos_token_id),
+            ("unk_token", self.unknown_token_id),
+            ("pad_token", self.padding_token_id),
+            ("sep_token", self.separator_token_id),
+            ("cls_token", self.cls_token_id),
+            ("mask_token", self.mask_token_id),
+        ];
+        let text = |id: Option<u32>| self.tokens.get(id? as usize).cloned();
+        let tokens = named.into_iter().filter_map(|(name, id)| Some((name.to_owned(), text(id)?)));
+        tokens.map(|(name, text)| (name, SpecialToken::One(text))).collect()
     }
 
     /// The tokens that end a text or turn, the file's own first.
@@ -197,6 +225,7 @@ fn assemble(
         prefix: source.bos_token_id.filter(|_| adds_bos).into_iter().collect(),
         bos: source.bos_token_id,
         eos: source.ends(),
+        special: source.special(),
         leading_spaces,
     })
 }

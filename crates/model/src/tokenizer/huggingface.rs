@@ -1,6 +1,6 @@
 //! Builds a tokenizer from a Hugging Face folder: `tokenizer.json` and `tokenizer_config.json`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use tokenizers::decoders::DecoderWrapper;
@@ -10,33 +10,17 @@ use tokenizers::{AddedToken, ModelWrapper};
 
 use super::control::{ControlToken, ControlTokens};
 use super::vocabulary::{ByteAlphabet, Vocabulary, fallback_byte};
-use super::{Engine, Shared, Tokenizer, TokenizerError, VOCAB_SIZE_MAX};
+use super::{Engine, Shared, Tokenizer, TokenizerError, VOCAB_SIZE_MAX, special};
 
 /// Several times the largest tokenizer there is.
 const FILE_BYTES_MAX: u64 = 1 << 28;
 
-/// The fields of `tokenizer_config.json` that matter here.
+/// The fields of `tokenizer_config.json`.
 #[derive(Default, Deserialize)]
 struct TokenizerConfig {
     add_bos_token: Option<bool>,
-    bos_token: Option<NamedToken>,
-    eos_token: Option<NamedToken>,
-}
-
-/// A token by its text, which older files wrap in an object.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum NamedToken {
-    Text(String),
-    Object { content: String },
-}
-
-impl NamedToken {
-    fn text(&self) -> &str {
-        match self {
-            NamedToken::Text(text) | NamedToken::Object { content: text } => text,
-        }
-    }
+    #[serde(flatten)]
+    fields: serde_json::Map<String, serde_json::Value>,
 }
 
 pub(super) fn load(folder: &Path) -> Result<Tokenizer, TokenizerError> {
@@ -61,7 +45,17 @@ fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
 }
 
 fn load_config(folder: &Path) -> Result<TokenizerConfig, TokenizerError> {
-    let path = folder.join("tokenizer_config.json");
+    let mut config: TokenizerConfig = load_json(folder.join("tokenizer_config.json"))?;
+    // Older models name their special tokens in a file of their own; newer ones have it for older
+    // programs, and nobody reads it.
+    if !config.fields.contains_key("added_tokens_decoder") {
+        let named: TokenizerConfig = load_json(folder.join("special_tokens_map.json"))?;
+        config.fields.extend(named.fields);
+    }
+    Ok(config)
+}
+
+fn load_json(path: PathBuf) -> Result<TokenizerConfig, TokenizerError> {
     if !path.exists() {
         return Ok(TokenizerConfig::default());
     }
@@ -102,8 +96,8 @@ fn build(engine: tokenizers::Tokenizer, config: &TokenizerConfig) -> Result<Toke
     }
     let control = added.iter().filter(|(_, token)| token.special);
     let control = ControlTokens::new(control.map(|(&id, token)| control_token(id, token)));
-    let bos = named_id(&engine, config.bos_token.as_ref(), "bos_token")?;
-    let eos = named_id(&engine, config.eos_token.as_ref(), "eos_token")?;
+    let bos = named_id(&engine, config, "bos_token")?;
+    let eos = named_id(&engine, config, "eos_token")?;
     let template = template_prefix(&engine)?;
     let prefix = match config.add_bos_token {
         Some(true) if template.is_empty() => bos.into_iter().collect(),
@@ -116,6 +110,7 @@ fn build(engine: tokenizers::Tokenizer, config: &TokenizerConfig) -> Result<Toke
         bos: bos.or(prefix.first().copied()),
         prefix,
         eos: eos.into_iter().collect(),
+        special: special::of_config(&config.fields),
         leading_spaces: style.leading_spaces,
         engine: Engine::HuggingFace {
             rest: without_first_space(&engine).map(Box::new),
@@ -144,16 +139,17 @@ fn control_token(id: u32, token: &AddedToken) -> ControlToken {
 
 fn named_id(
     engine: &tokenizers::Tokenizer,
-    token: Option<&NamedToken>,
+    config: &TokenizerConfig,
     field: &str,
 ) -> Result<Option<u32>, String> {
-    let Some(token) = token else { return Ok(None) };
-    match engine.token_to_id(token.text()) {
+    let Some(token) = config.fields.get(field).filter(|token| !token.is_null()) else {
+        return Ok(None);
+    };
+    let wrong = |reason: &str| Err(format!("{field} of tokenizer_config.json: {token} {reason}"));
+    let Some(text) = special::text_of(token) else { return wrong("is not the text of a token") };
+    match engine.token_to_id(text) {
         Some(id) => Ok(Some(id)),
-        None => Err(format!(
-            "{field} of tokenizer_config.json: \"{}\" is not in the vocabulary",
-            token.text()
-        )),
+        None => wrong("is not in the vocabulary"),
     }
 }
 
