@@ -130,6 +130,11 @@ impl Journal {
         let mut damage = Damage::default();
         let mut reader = self.reader()?;
         let mut line = Vec::new();
+        // A big file of something else need not be read to know that it is not ours.
+        let start = reader.fill_buf().map_err(|e| self.fail("read", e))?;
+        if start.first().is_some_and(|byte| *byte != b'{') {
+            return Err(JobError::NotOurs { path: self.path.clone(), line: 1 });
+        }
         let (mut number, mut end_bytes, mut good_end_bytes) = (0u64, 0u64, 0u64);
         let mut broken = false;
         loop {

@@ -60,7 +60,13 @@ pub(crate) fn sniff(start: &[u8], path: Option<&Path>) -> Option<Sniffed> {
         let remedy = format!("write each object on one line: jq -c . {name} > requests.jsonl");
         return Some(Sniffed { what: "JSON spread over several lines", remedy });
     }
-    let delimiter = delimiter(first)?;
+    let ending = path.and_then(|path| path.extension()?.to_str());
+    let delimiter = delimiter(first).or_else(|| match ending {
+        _ if first.is_empty() || first.starts_with(b"{") => None,
+        Some("csv") => Some(b','),
+        Some("tsv") => Some(b'\t'),
+        _ => None,
+    })?;
     let what = if delimiter == b'\t' { "a table (TSV)" } else { "a table (CSV)" };
     let delimiter = if delimiter == b'\t' { ", delimiter=\"\\t\"" } else { "" };
     let remedy = format!(
@@ -154,6 +160,18 @@ mod tests {
         {
             check(lines.as_bytes(), None);
         }
+    }
+
+    #[test]
+    fn an_ending_tells_only_where_the_beginning_does_not() {
+        let what = |start: &str, name: &str| {
+            sniff(start.as_bytes(), Some(Path::new(name))).map(|sniffed| sniffed.what)
+        };
+        assert_eq!(what("What is it?\nNothing.\n", "a.csv"), Some("a table (CSV)"));
+        assert_eq!(what("What is it?\nNothing.\n", "a.tsv"), Some("a table (TSV)"));
+        assert_eq!(what("What is it?\nNothing.\n", "a.txt"), None);
+        assert_eq!(what("{\"prompt\":\"a\"}\n", "a.csv"), None);
+        assert_eq!(what("", "a.csv"), None);
     }
 
     #[test]
