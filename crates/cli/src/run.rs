@@ -1,9 +1,10 @@
 //! `run`: the main job.
 
-use crate::args::RunArgs;
+use crate::args::{ClusterArgs, EngineArgs, RunArgs};
 use crate::outlook::{Expected, LINES_SURVEYED, Outlook, choose_batch};
 use crate::planned::Planned;
 use crate::progress::{JobProgress, say};
+use crate::setup::Opened;
 use crate::{EXIT_LINES_FAILED, interrupt, setup, units};
 use anyhow::Context;
 use glinthawk_cluster::{Crowd, RunStats, run_job, write_trace};
@@ -50,13 +51,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let trace_file = Report::open(args.cluster.trace.as_deref())?;
     let expected = survey.as_ref().and_then(|survey| Expected::of(survey, prepared.standing()));
     if let Some(expected) = expected.as_ref().filter(|_| planned.is_none()) {
-        match choose_batch(expected, &opened, (&engine_args, &cluster_args)) {
-            Ok(Some(batch)) => engine_args.batch = Some(batch),
-            Ok(None) => {}
-            Err(error) => {
-                say(format_args!("going on without a profile of this machine: {error:#}"))
-            }
-        }
+        let batch = better_batch(expected, &opened, (&engine_args, &cluster_args));
+        engine_args.batch = batch.or(engine_args.batch);
     }
     let outlook = expected.as_ref().and_then(|expected| {
         Outlook::of(expected, &opened, (&engine_args, &cluster_args), planned.as_ref())
@@ -94,16 +90,35 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     if let Some(file) = trace_file {
         file.write(|out| write_trace(out, &nodes))?;
     }
-    if !summary.complete {
-        if interrupted.load(Ordering::Relaxed) {
-            say(match output {
-                Output::File(_) => "interrupted; the same command continues where it stopped",
-                Output::Stdout => "interrupted; with an output file it could be continued",
-            });
+    Ok(exit_code(&summary, &output, interrupted.load(Ordering::Relaxed)))
+}
+
+/// A batch that promises more than the usual one. A job does not fail for want of a profile.
+fn better_batch(
+    expected: &Expected,
+    opened: &Opened,
+    options: (&EngineArgs, &ClusterArgs),
+) -> Option<u32> {
+    choose_batch(expected, opened, options).unwrap_or_else(|error| {
+        say(format_args!("going on without a profile of this machine: {error:#}"));
+        None
+    })
+}
+
+fn exit_code(summary: &JobSummary, output: &Output, interrupted: bool) -> ExitCode {
+    match summary {
+        JobSummary { complete: true, failed: 0, .. } => ExitCode::SUCCESS,
+        JobSummary { complete: true, .. } => ExitCode::from(EXIT_LINES_FAILED),
+        _ => {
+            if interrupted {
+                say(match output {
+                    Output::File(_) => "interrupted; the same command continues where it stopped",
+                    Output::Stdout => "interrupted; with an output file it could be continued",
+                });
+            }
+            ExitCode::FAILURE
         }
-        return Ok(ExitCode::FAILURE);
     }
-    Ok(if summary.failed > 0 { ExitCode::from(EXIT_LINES_FAILED) } else { ExitCode::SUCCESS })
 }
 
 /// What `--stats` holds: the run, and what was expected of it.
