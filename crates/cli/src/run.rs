@@ -232,11 +232,13 @@ impl<'a> Report<'a> {
 fn report(args: &RunArgs, summary: &JobSummary, stats: &RunStats, output: &Output) {
     say(outcome_line(&input(args).to_string(), summary));
     say_failures(summary);
-    if summary.unmatched > 0 {
-        say(format_args!(
-            "left in the output: {} of earlier runs, for no line of this input",
-            units::counted(summary.unmatched, "result"),
-        ));
+    match summary.unmatched {
+        0 => {}
+        1 => say("1 earlier result matches no line of this input and was kept"),
+        kept => say(format_args!(
+            "{} earlier results match no line of this input and were kept",
+            units::count(kept)
+        )),
     }
     if stats.prompts > 0 {
         say(format_args!(
@@ -262,9 +264,9 @@ fn outcome_line(input: &str, summary: &JobSummary) -> String {
     match summary.resumed {
         _ if summary.complete && lines == 0 => format!("{input} has no requests"),
         0 => answered + &failed,
-        resumed if summary.complete && resumed == lines => format!(
-            "nothing to do: earlier runs have worked off all of {input}: {answered}{failed}"
-        ),
+        resumed if summary.complete && resumed == lines => {
+            format!("nothing to do: every line of {input} has its result ({answered}{failed})")
+        }
         resumed => {
             format!("{answered}{failed}, {} of them by an earlier run", units::count(resumed))
         }

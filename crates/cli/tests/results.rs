@@ -31,15 +31,19 @@ fn another_input_does_not_cost_the_answers() {
     case.run(&[]).expect_error(&[
         "2 of the 2 results in ",
         "out.jsonl match no line of ",
-        "a1, a2",
-        "not in this input",
+        "(a1, a2)",
+        "Their custom_ids are not in this input",
         "--keep",
         "--overwrite",
         "-o",
     ]);
     assert_eq!(read(&case.output()), before);
     let kept = case.run(&["--keep"]).expect(0);
-    assert!(kept.stderr.contains("left in the output: 2 results"), "{}", kept.stderr);
+    assert!(
+        kept.stderr.contains("2 earlier results match no line of this input and were kept"),
+        "{}",
+        kept.stderr
+    );
     assert!(read(&case.output()).starts_with(&before));
     assert_eq!(case.answers().len(), 3);
     case.run(&["--overwrite"]).expect(0);
@@ -53,7 +57,7 @@ fn another_model_does_not_cost_the_answers() {
     case.run(&[]).expect(0);
     let before = read(&case.output());
     let other = Case { model: "dummy:smollm2-135m".to_owned(), ..case };
-    other.run(&[]).expect_error(&["answered by model dummy:tiny, not dummy:smollm2-135m"]);
+    other.run(&[]).expect_error(&["answered by dummy:tiny; this run uses dummy:smollm2-135m"]);
     assert_eq!(read(&other.output()), before);
 }
 
@@ -66,7 +70,7 @@ fn a_stream_does_not_cost_the_answers() {
     let script = format!("\"$0\" run <(printf '%s' '{}') -m {TINY} -o \"$1\"", line("b", "y"));
     shell.args(["-c", &script, env!("CARGO_BIN_EXE_glinthawk")]).arg(case.output());
     let finished = Finished::of(&mut shell).expect(0);
-    assert!(finished.stderr.contains("left in the output: 1 result "), "{}", finished.stderr);
+    assert!(finished.stderr.contains("1 earlier result matches no line"), "{}", finished.stderr);
     assert!(read(&case.output()).starts_with(&before));
     assert_eq!(case.answers().len(), 2);
 }

@@ -119,25 +119,27 @@ impl fmt::Display for UnmatchedResults {
         let verb = if count == 1 { "matches" } else { "match" };
         let more = if count > self.examples.len() as u64 { ", …" } else { "" };
         let examples = self.examples.join(", ");
-        write!(f, "{count} of the {results} results in {output} {verb} no line of {input}: ")?;
-        write!(f, "{examples}{more}. Nothing was run or changed. ")?;
-        if *strange > 0 {
-            write!(f, "{strange} with a custom_id that is not in this input")?;
-        }
-        if *strange > 0 && *changed > 0 {
-            write!(f, ", ")?;
-        }
-        if *changed > 0 {
-            let what = "whose request, model or options have changed since";
-            write!(f, "{changed} with a custom_id of this input {what}")?;
+        write!(f, "{count} of the {results} results in {output} {verb} no line of {input} ")?;
+        write!(f, "({examples}{more}), so nothing was run. ")?;
+        match (*strange, *changed) {
+            (_, 0) => write!(f, "Their custom_ids are not in this input")?,
+            (0, _) => write!(
+                f,
+                "Their custom_ids are in this input, but the request, the model or an option has changed"
+            )?,
+            _ => write!(
+                f,
+                "{strange} of their custom_ids are not in this input; for the other {changed}, the \
+                 request, the model or an option has changed"
+            )?,
         }
         if let Some(other) = &self.other_model {
-            write!(f, " (answered by model {}, not {model})", printable(other))?;
+            write!(f, ". They were answered by {}; this run uses {model}", printable(other))?;
         }
         write!(
             f,
-            ". Choose another output with -o, or give --keep to leave those results in the file, or \
-             --overwrite to remove all results and start anew"
+            ". Choose another output (-o), keep these results in the file (--keep), or remove all \
+             results and start anew (--overwrite)"
         )
     }
 }

@@ -44,7 +44,7 @@ pub enum JobError {
         source: io::Error,
     },
     /// The input is something else than lines of JSON.
-    #[error("{input} is {what}: {remedy}")]
+    #[error("{input} is {what}. {remedy}")]
     NotRequests {
         /// The input's name.
         input: String,

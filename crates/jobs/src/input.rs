@@ -43,10 +43,10 @@ impl Input {
         .map_err(fail)?;
         let metadata = file.metadata().map_err(fail)?;
         if metadata.is_dir() {
-            let what = "a folder, and an input is one file";
+            let what = "a folder, not a file";
             let name = self.to_string();
             let remedy = format!(
-                "join its files on the way: cat {name}/*.jsonl | glinthawk run - -o out.jsonl"
+                "Join its files and pipe them in: cat {name}/*.jsonl | glinthawk run - -o out.jsonl"
             );
             return Err(not_requests(name, Sniffed { what, remedy }));
         }

@@ -57,5 +57,7 @@ fn save(journal: &Journal) -> io::Result<PathBuf> {
     copy.as_file().set_permissions(source.metadata()?.permissions())?;
     copy.as_file().sync_all()?;
     let (_, path) = copy.keep().map_err(|error| error.error)?;
-    Ok(path)
+    // By the name that the user knows the folder by.
+    let beside = path.file_name().map(|name| journal.path.with_file_name(name));
+    Ok(beside.filter(|path| path.exists()).unwrap_or(path))
 }

@@ -32,32 +32,33 @@ pub(crate) fn sniff(start: &[u8], path: Option<&Path>) -> Option<Sniffed> {
                 None => format!("… | {tool}"),
             };
             let output = path.map_or("out.jsonl".to_owned(), unpacked_output);
-            let remedy = format!("unpack it on the way: {unpack} | glinthawk run - -o {output}");
+            let remedy =
+                format!("Unpack it and pipe it in: {unpack} | glinthawk run - -o {output}");
             return Some(Sniffed { what, remedy });
         }
     }
     let name = name.unwrap_or_else(|| "FILE".to_owned());
     if start.starts_with(b"PAR1") {
         let remedy = format!(
-            "make each row a line such as {PICTURE_OF_A_LINE}, here of a column named prompt: python3 -c 'import pandas, sys; \
+            "Make each row a line such as {PICTURE_OF_A_LINE}, for example from a column named prompt: python3 -c 'import pandas, sys; \
              pandas.read_parquet(sys.argv[1])[[\"prompt\"]].to_json(\"requests.jsonl\", \
              orient=\"records\", lines=True)' {name}"
         );
         return Some(Sniffed { what: "a Parquet file", remedy });
     }
     if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
-        let remedy = format!("convert it: iconv -f UTF-16 -t UTF-8 {name} > requests.jsonl");
+        let remedy = format!("Convert it: iconv -f UTF-16 -t UTF-8 {name} > requests.jsonl");
         return Some(Sniffed { what: "text in UTF-16, not in UTF-8", remedy });
     }
     let text = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start).trim_ascii_start();
     let first = text.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii_end();
     if text.starts_with(b"[") {
         let remedy =
-            format!("write each item on a line of its own: jq -c '.[]' {name} > requests.jsonl");
+            format!("Write each item on a line of its own: jq -c '.[]' {name} > requests.jsonl");
         return Some(Sniffed { what: "a JSON array, not lines of JSON objects", remedy });
     }
     if first == b"{" && text.len() > first.len() {
-        let remedy = format!("write each object on one line: jq -c . {name} > requests.jsonl");
+        let remedy = format!("Write each object on one line: jq -c . {name} > requests.jsonl");
         return Some(Sniffed { what: "JSON spread over several lines", remedy });
     }
     let ending = path.and_then(|path| path.extension()?.to_str());
@@ -70,7 +71,7 @@ pub(crate) fn sniff(start: &[u8], path: Option<&Path>) -> Option<Sniffed> {
     let what = if delimiter == b'\t' { "a table (TSV)" } else { "a table (CSV)" };
     let delimiter = if delimiter == b'\t' { ", delimiter=\"\\t\"" } else { "" };
     let remedy = format!(
-        "make each row a line such as {PICTURE_OF_A_LINE}, here of a column named prompt: \
+        "Make each row a line such as {PICTURE_OF_A_LINE}, for example from a column named prompt: \
          python3 -c 'import csv, json, sys; [print(json.dumps({{\"prompt\": row[\"prompt\"]}})) \
          for row in csv.DictReader(sys.stdin{delimiter})]' < {name} > requests.jsonl"
     );
@@ -120,8 +121,8 @@ pub(crate) fn sniff_address(path: &Path) -> Option<Sniffed> {
         "gs" => format!("gcloud storage cat {address}"),
         _ => format!("curl -fsSL {address}"),
     };
-    let remedy = format!("fetch it on the way: {fetch} | glinthawk run - -o out.jsonl");
-    Some(Sniffed { what: "an address, and inputs are files", remedy })
+    let remedy = format!("Fetch it and pipe it in: {fetch} | glinthawk run - -o out.jsonl");
+    Some(Sniffed { what: "an address, not a file", remedy })
 }
 
 #[cfg(test)]

@@ -96,14 +96,17 @@ fn unmatched_answers_are_told_apart() {
     };
     let (a, b) = (line("a", "x"), line("b", "y"));
     let text = told(&a, "bytes", &b);
-    assert!(text.contains("1 with a custom_id that is not in this input. "), "{text}");
-    assert!(text.contains("out.jsonl matches no line of ") && text.contains(": a. "), "{text}");
+    assert!(text.contains("1 of the 1 results") && text.contains("matches no line of "), "{text}");
+    assert!(text.contains("(a), so nothing was run. Their custom_ids are not in"), "{text}");
     let text = told(&[&*a, &b].concat(), "bytes", &[&*a, &line("b", "z")].concat());
-    assert!(text.contains("1 of the 2 results") && text.contains(": b. "), "{text}");
-    assert!(text.contains("1 with a custom_id of this input whose request"), "{text}");
+    assert!(text.contains("1 of the 2 results") && text.contains("(b), so"), "{text}");
+    assert!(text.contains("but the request, the model or an option has changed. "), "{text}");
     let text = told(&[&*a, &b].concat(), "other", &a);
-    assert!(text.contains("1 with a custom_id that is not in this input, 1 with"), "{text}");
-    assert!(text.contains("(answered by model other, not bytes)"), "{text}");
+    assert!(
+        text.contains("1 of their custom_ids are not in this input; for the other 1"),
+        "{text}"
+    );
+    assert!(text.contains("They were answered by other; this run uses bytes. "), "{text}");
     for way in ["--keep", "--overwrite", "-o"] {
         assert!(text.contains(way), "{text}");
     }
