@@ -101,7 +101,7 @@ fn check<'a>(case: &Case, context_type: &str, topologies: impl IntoIterator<Item
     }
 }
 
-/// Eight that grow to eleven pages each, whatever they say: tight memory cannot hold them together.
+/// Eight prompts that grow to eleven pages each: tight memory cannot hold them together.
 fn long_requests() -> String {
     let line = |seed: u32| {
         format!(

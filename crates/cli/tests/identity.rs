@@ -54,7 +54,7 @@ fn check(case: &Case, isa: Isa, max_context: &str, ample: &str, variants: &[Vari
     }
 }
 
-/// Four that grow to six pages each, whatever they say: tight memory cannot hold them together.
+/// Four prompts that grow to six pages each: tight memory cannot hold them together.
 fn long_requests() -> String {
     let line = |seed: u32| {
         format!(

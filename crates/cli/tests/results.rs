@@ -1,5 +1,5 @@
-//! What becomes of files: no answer is lost to another input, a wrong option or a file that is moved
-//! away, and what is not a file of requests is told so.
+//! What happens to files: no answer is lost to another input, a wrong option or a file that is moved
+//! away, and an input that is not a file of requests is named as what it is.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Between two looks at a growing file.
+/// Pause between two looks at a growing file.
 const LOOK: Duration = Duration::from_millis(1);
 
 fn line(id: &str, prompt: &str) -> String {
@@ -128,7 +128,7 @@ fn reasons_of_failures_are_told() {
     ] {
         assert!(said.contains(part), "{part} is missing in {said}");
     }
-    // The same of a run that finds them in its output.
+    // The same for a run that finds them in its output.
     let again = case.run(&[]).expect(3).stderr;
     assert!(again.contains("  line 2 and 29 more: unknown field `temperatur`\n"), "{again}");
 }
@@ -156,7 +156,7 @@ fn inputs_that_are_no_lines_of_json_are_named() {
     }
     let left = fs::read_dir(case.folder.path()).expect("a folder").count();
     assert_eq!(left, 7, "no output was made");
-    // Of a stream, the same is known once its first bytes are there.
+    // For a stream, the same is known once its first bytes arrive.
     let stream = fs::File::open(case.path("a.jsonl.gz")).expect("it is there");
     let mut cat = Command::new("cat").stdin(stream).stdout(Stdio::piped()).spawn().expect("cat");
     let mut command = glinthawk(["run", "-", "-m", TINY]);

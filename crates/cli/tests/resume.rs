@@ -1,5 +1,5 @@
-//! A job that is stopped, killed or starved of disk goes on where it was: exactly one line for each
-//! input line in the end, with the bytes of a run that nothing disturbed.
+//! A job that is stopped, killed or out of disk continues where it was. In the end there is exactly
+//! one line for each input line, with the bytes of an undisturbed run.
 
 mod common;
 
@@ -13,10 +13,10 @@ use std::time::Duration;
 /// The plain kernels, on one thread, a few prompts at a time: slow enough to be caught half-way.
 const SLOW: [&str; 6] = ["--isa", "portable", "--threads", "1", "--batch", "8"];
 
-/// Between two looks at a growing file.
+/// Pause between two looks at a growing file.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// 300 lines, every tenth of which is bad in one way or another.
+/// 300 lines; every tenth is bad in one way or another.
 fn three_hundred_lines() -> String {
     let good = mixed_requests(270, 3, 16);
     let mut good = good.lines();
@@ -45,7 +45,7 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(id, signal).expect("the process is ours");
 }
 
-/// Waits until the output has so many lines; `false` where the run ended before.
+/// Waits until the output has this many lines; `false` if the run ended before.
 fn wait_for_lines(case: &Case, child: &mut Child, lines: usize) -> bool {
     while lines_in(&case.output()) < lines {
         if child.try_wait().expect("it can be asked").is_some() {
@@ -159,7 +159,7 @@ fn overwrite_starts_anew() {
     assert!(!second.expect(0).stderr.contains("earlier run"));
     assert_eq!(again["prompts"], stats["prompts"]);
     assert!(case.results() == expected);
-    // Also what is no output of ours, which is otherwise left alone.
+    // Also a file that is not ours, which is otherwise left alone.
     fs::write(case.output(), "my diary\n").expect("written");
     case.run(&[]).expect_error(&["out.jsonl", "line 1", "--overwrite"]);
     assert_eq!(fs::read_to_string(case.output()).expect("left alone"), "my diary\n");

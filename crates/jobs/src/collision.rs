@@ -1,4 +1,4 @@
-//! Files of one command that must not be the same file, whatever they are called.
+//! Files of one command that must not be the same file, under any name.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use crate::error::JobError;
 use crate::journal::folder_of;
 
-/// Links that are followed from a name to a file that is not there yet.
+/// The most links that are followed from a name to a file that does not exist yet.
 const LINKS_MAX: usize = 40;
 
-/// A file and what it is to a command.
+/// A file and its role in a command.
 #[derive(Clone, Debug)]
 pub struct FileUse {
     /// Such as "the input".
@@ -22,7 +22,7 @@ pub struct FileUse {
     pub written: bool,
 }
 
-/// What tells a file from another one.
+/// What distinguishes one file from another.
 #[derive(PartialEq, Eq)]
 enum Identity {
     /// Device and inode: a file may have several names.
@@ -31,7 +31,7 @@ enum Identity {
     Place(PathBuf, OsString),
 }
 
-/// Fails where a file that is written is also used for something else. Streams and devices may be
+/// Fails if a file that is written is also used for something else. Streams and devices may be
 /// used for several things.
 pub fn refuse_collisions(files: &[FileUse]) -> Result<(), JobError> {
     let identities: Vec<_> = files.iter().map(|file| identity(&file.path, LINKS_MAX)).collect();

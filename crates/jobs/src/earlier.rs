@@ -18,7 +18,7 @@ const EXAMPLES_MAX: usize = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Earlier {
     /// They are continued. One that matches no line of the input stops the job before it starts,
-    /// unless the input is a stream: then nothing is known before, and they all stay.
+    /// unless the input is a stream, which cannot be read in advance: then they all stay.
     Continue,
     /// They are continued, and those that match no line stay in the file.
     Keep,
@@ -35,7 +35,7 @@ pub struct Standing {
     pub done: u64,
 }
 
-/// Reads the input through and goes back to its beginning; stops where results match no line.
+/// Reads the whole input and goes back to its beginning; fails if results match no line.
 pub(crate) fn compare(
     input: &mut OpenInput,
     model: &ServedModel,

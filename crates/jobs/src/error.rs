@@ -29,7 +29,7 @@ pub enum JobError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The thread that reads the input is gone without having said why.
+    /// The thread that reads the input ended without saying why.
     #[error("the reader of {input} stopped unexpectedly")]
     ReaderLost {
         /// The input's name.
@@ -121,7 +121,7 @@ pub enum JobError {
         /// The output.
         path: PathBuf,
     },
-    /// The output holds something else than results of ours; it is left alone.
+    /// The output holds something other than our results; it is left alone.
     #[error(
         "line {line} of {path} is not a result line of ours: refusing to continue that file; \
          choose another output, or --overwrite to replace it"

@@ -1,5 +1,5 @@
-//! Why lines failed: the kinds of failure, how often each came, and where first. Bounded, however
-//! many lines fail in however many ways.
+//! Why lines failed: the kinds of failure, how often each occurred, and where first. Bounded,
+//! however many lines fail in how many ways.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ const KINDS_MAX: usize = 256;
 /// One kind of failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailureKind {
-    /// Lines that failed so.
+    /// Lines that failed in this way.
     pub lines: u64,
     /// The first of them.
     pub first_line: u64,
@@ -42,7 +42,7 @@ impl Failures {
             // Rejections do not come in the order of lines.
             kind.first_line = kind.first_line.min(line);
         } else if known < KINDS_MAX {
-            // Some messages begin with the line's number, which is told apart from them.
+            // Some messages begin with the line's number, which is reported separately.
             let reason = message.strip_prefix(&format!("line {line} is ")).unwrap_or(message);
             let reason = printable(reason);
             self.0.insert(kind, FailureKind { lines: 1, first_line: line, reason });

@@ -1,4 +1,4 @@
-//! Lines of an input, one at a time, in bounded memory. An input is opened once; whatever reads it
+//! Lines of an input, one at a time, in bounded memory. An input is opened once; every reader of it
 //! reads it through here.
 
 use std::fmt;
@@ -26,7 +26,7 @@ pub enum Input {
 
 impl Input {
     /// Opens the input, and refuses a file that is not made of lines of JSON. (A stream's first
-    /// bytes may be long in coming: its reader looks at them.)
+    /// bytes may take long to arrive, so its reader checks them.)
     pub fn open(&self) -> Result<OpenInput, JobError> {
         let fail = |source| JobError::OpenInput { input: self.to_string(), source };
         let path = match self {
@@ -52,7 +52,7 @@ impl Input {
         }
         let extent = match metadata.is_file() {
             true => {
-                // Standard input may be a file of which something else has read the beginning.
+                // Standard input may be a file whose beginning something else has read.
                 let start_bytes = file.stream_position().map_err(fail)?;
                 let bytes = metadata.len().saturating_sub(start_bytes);
                 Some(Extent { start_bytes, bytes })
@@ -82,7 +82,7 @@ impl fmt::Display for Input {
 pub struct OpenInput {
     /// For messages.
     pub(crate) name: String,
-    /// Nothing for standard input.
+    /// `None` for standard input.
     pub(crate) path: Option<PathBuf>,
     extent: Option<Extent>,
     pub(crate) lines: LineReader<BufReader<File>>,
@@ -96,12 +96,12 @@ struct Extent {
 }
 
 impl OpenInput {
-    /// Size of a regular file; nothing is known of a stream.
+    /// Size of a regular file; `None` for a stream.
     pub(crate) fn bytes(&self) -> Option<u64> {
         self.extent.map(|extent| extent.bytes)
     }
 
-    /// Looks at the first bytes, which stay to be read; fails where they are not lines of JSON.
+    /// Looks at the first bytes without consuming them; fails if they are not lines of JSON.
     pub(crate) fn sniff(&mut self) -> Result<(), JobError> {
         let sniffed = match self.lines.source.fill_buf() {
             Ok(start) => sniff(start, self.path.as_deref()),

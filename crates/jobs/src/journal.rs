@@ -1,8 +1,8 @@
 //! The output file as a journal: which results it holds already, its repair after a crash, and the
 //! lock that keeps two runs apart. Writing new lines is the output's job.
 //!
-//! A line's `id` names the request it answers (see `key`), so sets of 16-byte keys are all that is
-//! kept of a file of any size: some 36 MB for a million lines.
+//! A line's `id` names the request it answers (see `key`), so the reader keeps only sets of 16-byte
+//! keys for a file of any size: about 36 MB for a million lines.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -54,7 +54,7 @@ pub(crate) struct Journal {
     /// Opened for reading and appending.
     pub(crate) file: File,
     pub(crate) path: PathBuf,
-    /// Whether the file was not there before. If no job starts after all, it goes again.
+    /// Whether the file was created by this run. If no job starts after all, it is removed.
     created: bool,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Journal {
 pub(crate) struct WrittenLine {
     pub(crate) key: Key,
     pub(crate) custom_id: String,
-    /// The model that answered; nothing where the line says why there is no answer.
+    /// The model that answered; `None` if the line is an error.
     pub(crate) model: Option<String>,
     pub(crate) succeeded: bool,
 }
@@ -215,7 +215,7 @@ impl Journal {
         &mut self,
         mut keep: impl FnMut(&WrittenLine) -> bool,
     ) -> Result<(), JobError> {
-        // Where the path is a link, what it leads to is replaced.
+        // If the path is a link, its target is replaced.
         let target = self.path.canonicalize().map_err(|e| self.fail("find", e))?;
         let copy = self.copy_lines(&target, &mut keep).map_err(|e| self.fail("rewrite", e))?;
         let file = copy.persist(&target).map_err(|e| self.fail("replace", e.error))?;
@@ -224,7 +224,7 @@ impl Journal {
         Ok(())
     }
 
-    /// A file of a new name beside `target`, gone again unless it is given its place.
+    /// A new temporary file beside `target`; removed unless it takes the target's place.
     fn copy_lines(
         &self,
         target: &Path,
@@ -237,7 +237,7 @@ impl Journal {
         builder.prefix(&prefix).suffix(".rewrite").append(true);
         let copy = builder.tempfile_in(folder_of(target))?;
         let like = self.file.metadata()?;
-        // Only root may give files away; for anybody else the owner is the same already.
+        // Only root may change a file's owner; for other users the owner is already right.
         _ = fchown(copy.as_file(), Some(like.uid()), Some(like.gid()));
         copy.as_file().set_permissions(like.permissions())?;
         lock(copy.as_file())?;
@@ -277,7 +277,7 @@ impl Drop for Journal {
     fn drop(&mut self) {
         let empty = |file: &File| file.metadata().is_ok_and(|metadata| metadata.len() == 0);
         if self.created && empty(&self.file) && names(&self.path, &self.file).unwrap_or(false) {
-            // Where the path is a link, the link was there before.
+            // If the path is a link, the link existed before.
             _ = self.path.canonicalize().and_then(fs::remove_file);
         }
     }
@@ -306,7 +306,7 @@ fn begins_like_ours(line: &[u8]) -> bool {
     line[..length] == OPENING[..length]
 }
 
-/// Opens for appending and locks; what it returns is what the path names.
+/// Opens the file for appending and locks it. The returned file is the one the path names.
 fn open_locked(path: &Path) -> Result<File, JobError> {
     let fail = |action, source| JobError::Output { action, path: path.to_owned(), source };
     loop {
@@ -336,7 +336,7 @@ fn lock(file: &File) -> io::Result<()> {
     match file.try_lock() {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
-        // A file system without locks is no reason not to work on it.
+        // A file system without locks can still be used.
         Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
         Err(TryLockError::Error(error)) => Err(error),
     }

@@ -1,10 +1,10 @@
 //! Requests in, results out: lines of requests become prompts, completions become result lines,
 //! and the output file is the journal from which an interrupted job resumes. Knows no engine.
 //!
-//! **One line for each.** When a job has worked off its input, its output holds exactly one result
+//! **One line for each.** When a job has processed its input, its output holds exactly one result
 //! line for each input line that is not blank. A result line's `id` derives from the request, its
-//! `custom_id`, and what else decides the result (model, context limit), so a resumed job passes
-//! over every line whose `id` it finds.
+//! `custom_id`, and everything else that decides the result (model, context limit), so a resumed
+//! job skips every line whose `id` it finds.
 //!
 //! **No answer is lost.** Answers that no input line asks for (a request was changed, another model
 //! runs, another input) stop a job before it starts, unless the user says to keep or remove them.

@@ -19,14 +19,14 @@ pub enum Endpoint {
 /// A line with its name; what it asks for, or why it cannot be understood.
 #[derive(Debug)]
 pub(crate) struct Line<'a> {
-    /// The line's own id, or `line-N` where it has none that can be read.
+    /// The line's own id, or `line-N` if it has none that can be read.
     pub(crate) custom_id: String,
-    /// Of the whole line's meaning.
+    /// Digest of the whole line's meaning.
     pub(crate) digest: [u8; 32],
     pub(crate) body: Result<(Endpoint, Fields<'a>), Refusal>,
 }
 
-/// The custom id of a line that brings none.
+/// The custom id of a line that has none of its own.
 pub(crate) fn derived_custom_id(number: u64) -> String {
     format!("line-{number}")
 }
@@ -69,7 +69,7 @@ impl<'a> Line<'a> {
         Self::envelope(number, digest, fields)
     }
 
-    /// A line longer than the limit, of which only the length is known.
+    /// A line longer than the limit; its content was thrown away.
     pub(crate) fn too_long(number: u64, limit_bytes: usize) -> Self {
         let message = format!("line {number} is longer than {limit_bytes} bytes");
         Self {

@@ -15,7 +15,7 @@ use crate::served::ServedModel;
 /// Names the lines of one pass over an input.
 pub(crate) struct Namer {
     run: RunDigest,
-    /// Of the custom ids so far: 16 bytes each, whatever their length.
+    /// Keys of the custom ids so far: 16 bytes each, however long the ids are.
     claimed: HashSet<Key>,
     /// The last line that was read.
     number: u64,
@@ -67,9 +67,8 @@ impl Namer {
         self.claimed.contains(&Key::of_custom_id(custom_id))
     }
 
-    /// Whether a result from before says only that there is no answer, to a line that has another
-    /// result now. A line that could not be read is known by its number, until it is mended and
-    /// has a custom id of its own.
+    /// Whether an earlier result is only an error, and its line has another result now. A line that
+    /// could not be read is known by its number until it is fixed and has a custom id of its own.
     pub(crate) fn supersedes(&self, written: &WrittenLine) -> bool {
         let numbered = derived_number(&written.custom_id);
         let replaced = numbered.is_some_and(|number| (1..=self.number).contains(&number));

@@ -1,5 +1,5 @@
 //! Where result lines go: each is written whole, at once, and synced within a second. The file is
-//! watched meanwhile: results must not go on into a file that nobody will find.
+//! watched meanwhile, so that results do not go into a file that nobody will find.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -31,7 +31,7 @@ pub(crate) enum PreparedOutput {
         journal: Journal,
         /// What it holds from before, unless that is to be removed.
         results: Results,
-        /// Nothing where everything is to be removed.
+        /// `None` if everything is to be removed.
         damage: Option<Damage>,
     },
     /// A stream, and its name.
@@ -110,7 +110,7 @@ impl Writer {
         }
     }
 
-    /// Fails where what was written so far is not where it should be.
+    /// Fails if what was written so far is not where it should be.
     pub(crate) fn check(&mut self) -> Result<(), JobError> {
         match self {
             Self::File(file) => file.check(),
@@ -118,8 +118,7 @@ impl Writer {
         }
     }
 
-    /// Makes everything durable, removes the result lines that are superseded, and says how many
-    /// that were.
+    /// Makes everything durable, removes superseded result lines, and returns their number.
     pub(crate) fn close(
         self,
         superseded: Option<&dyn Fn(&WrittenLine) -> bool>,
@@ -165,7 +164,7 @@ impl FileWriter {
         }
     }
 
-    /// Looks at the file; where it is not what was written, keeps what can be kept.
+    /// Checks the file. If it does not hold what was written, saves what can be saved.
     fn verify(&mut self) -> Result<(), JobError> {
         let bytes = self.bytes.load(Ordering::Relaxed);
         let journal = &self.journal;
@@ -252,7 +251,7 @@ impl Syncer {
         }
     }
 
-    /// Ends the thread; returns what nobody has been told yet.
+    /// Ends the thread; returns what it has not reported yet.
     fn stop(&mut self) -> Option<Trouble> {
         self.shared.lock().closing = true;
         self.shared.changed.notify_one();
@@ -303,7 +302,7 @@ impl Watched {
         let bytes = self.bytes.load(Ordering::Relaxed);
         match rescue::is_sound(&self.path, &self.file, bytes) {
             Ok(false) => Some(Trouble::Displaced),
-            // If it cannot be seen now, the end of the job will tell.
+            // If it cannot be checked now, it is checked again at the end of the job.
             Ok(true) | Err(_) => None,
         }
     }

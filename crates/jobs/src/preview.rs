@@ -29,7 +29,7 @@ pub enum PreviewError {
         /// The input's last line.
         last: u64,
     },
-    /// The line is blank: a job passes over it.
+    /// The line is blank: a job skips it.
     #[error("line {0} is blank: a job passes over it")]
     Blank(u64),
     /// A job would answer the line with this error.

@@ -1,5 +1,5 @@
-//! The reader thread: reads, checks and tokenizes lines ahead of the engine, and passes over those
-//! that have their result already. Never further ahead than a bounded channel.
+//! The reader thread: reads, checks and tokenizes lines ahead of the engine, and skips those that
+//! have a result already. A bounded channel limits how far ahead it is.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ const LINES_AHEAD: usize = 64;
 pub(crate) enum Item {
     /// A line to be run.
     Request { number: u64, key: Key, custom_id: String, request: Box<Request> },
-    /// A line that cannot be; `key` is nothing where an earlier run has written so.
+    /// A line that cannot be run; `key` is `None` if an earlier run has already written so.
     Refused { number: u64, key: Option<Key>, custom_id: String, refusal: Refusal },
     /// No more lines.
     End(Box<Ended>),
@@ -32,13 +32,13 @@ pub(crate) enum Item {
 
 /// What is known once an input has been read to its end.
 pub(crate) struct Ended {
-    /// The results from before that no line asked for.
+    /// Earlier results that no line asked for.
     pub(crate) unmatched: Results,
     /// Knows the custom ids of all lines.
     pub(crate) namer: Namer,
 }
 
-/// How far the reader is; written by it, read by whoever shows progress.
+/// How far the reader is; written by the reader, read for progress.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Lines that are not blank.
@@ -54,7 +54,7 @@ struct Reader {
     input: OpenInput,
     namer: Namer,
     model: Arc<ServedModel>,
-    /// Of earlier runs, less those whose line has been seen.
+    /// Results of earlier runs, without those whose line has been seen.
     results: Results,
     counters: Arc<Counters>,
 }
@@ -83,7 +83,7 @@ impl Reader {
                 Ok(Some(item)) => item,
                 Ok(None) => break,
                 Err(error) => {
-                    // If nobody receives any more, nobody wants to know.
+                    // If the receiver is gone, nobody needs the error.
                     _ = sender.send(Item::Failed(error));
                     return;
                 }
@@ -107,7 +107,7 @@ impl Reader {
                 self.counters.resumed_succeeded.fetch_add(1, Ordering::Relaxed);
                 None
             } else {
-                // A line that failed before fails again in the same way: its reason is told.
+                // A line that failed before fails again in the same way; report the reason.
                 let before = self.results.failed.remove(&key);
                 self.counters.resumed_failed.fetch_add(u64::from(before), Ordering::Relaxed);
                 match line.request(&self.model) {

@@ -1,4 +1,4 @@
-//! Why a request is not run: what becomes the OpenAI error body of a status-400 line.
+//! Why a request is not run. It becomes the OpenAI error body of a status-400 line.
 
 use thiserror::Error;
 
@@ -51,7 +51,7 @@ impl Refusal {
         }
     }
 
-    /// A field nobody knows: a typo must not silently change a result.
+    /// An unknown field: a typo must not silently change a result.
     pub(crate) fn unknown(param: &str) -> Self {
         let shown = shortened(param);
         Self {

@@ -37,13 +37,13 @@ pub(crate) fn rescue(journal: &Journal, bytes: u64) -> JobError {
     }
 }
 
-/// The name that an open file has now, where the system tells.
+/// The name that an open file has now, if the system knows it.
 fn name_of(file: &File) -> Option<PathBuf> {
     let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
     names(&name, file).unwrap_or(false).then_some(name)
 }
 
-/// Copies the open file into a new one beside its old place or, where its folder is gone too, among
+/// Copies the open file into a new one beside its old place or, if its folder is gone too, among
 /// the system's temporary files.
 fn save(journal: &Journal) -> io::Result<PathBuf> {
     let mut prefix = journal.path.file_name().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! What an input is where it is not lines of JSON: told by its first bytes, with what to do about it.
+//! Recognises an input that is not lines of JSON by its first bytes, and says what to do about it.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const COMPRESSED: &[(&[u8], &str, &str)] = &[
 ];
 
 /// Looks at an input's first bytes; `path` is where they come from, unless that is standard input.
-/// Nothing where they may be lines of JSON.
+/// `None` if they may be lines of JSON.
 pub(crate) fn sniff(start: &[u8], path: Option<&Path>) -> Option<Sniffed> {
     let name = path.map(quoted);
     for (magic, what, tool) in COMPRESSED {
@@ -155,7 +155,7 @@ mod tests {
         check(b"id,prompt\n1,\"hi\"\n", Some(("a table (CSV)", "DictReader(sys.stdin)")));
         check(b"\xef\xbb\xbf\"id\",\"prompt text\"\r\n", Some(("a table (CSV)", "csv")));
         check(b"id\tprompt\n1\thi\n", Some(("a table (TSV)", "delimiter=\"\\t\"")));
-        // Lines of JSON, perhaps bad ones, are the job's own business.
+        // Lines of JSON, even bad ones, are left to the job.
         for lines in
             ["", "\n\n", "{", "{\"prompt\":\"a\"}\n[1]\n", "not JSON\n", "\"a\": 1, \"b\": 2\n"]
         {

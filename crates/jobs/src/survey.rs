@@ -6,19 +6,19 @@ use crate::input::OpenInput;
 use crate::named::Namer;
 use crate::served::ServedModel;
 
-/// Tokens that a completion is taken to have where its request does not say how many it may have.
+/// Assumed length of a completion, in tokens, if its request sets no limit.
 pub const OUTPUT_TOKENS_ASSUMED: u32 = 256;
-/// A survey of some lines ends after so many bytes, however few lines that were.
+/// A survey ends after this many bytes, however few lines that is.
 const SAMPLE_BYTES_MAX: u64 = 256 << 20;
 
 /// What an input holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Survey {
-    /// Lines that are not blank: exact where all were read, else an estimate from the bytes read.
+    /// Lines that are not blank: exact if all were read, else an estimate from the bytes read.
     pub lines: u64,
     /// Lines that were read.
     pub lines_read: u64,
-    /// Of the lines that were read and can be run; those that will be refused take no time.
+    /// Lengths of the lines that were read and can be run; refused lines take no time.
     pub lengths: Vec<RequestLength>,
 }
 
@@ -27,14 +27,14 @@ pub struct Survey {
 pub struct RequestLength {
     /// Tokens of the prompt, the chat template's included.
     pub prompt_tokens: u32,
-    /// Tokens of each completion at most; [`OUTPUT_TOKENS_ASSUMED`] where the request does not say.
+    /// Tokens of each completion at most; [`OUTPUT_TOKENS_ASSUMED`] if the request sets no limit.
     pub output_tokens: u32,
     /// Completions of the request (`n`): as many prompts for the engine.
     pub choices: u32,
 }
 
 impl OpenInput {
-    /// Reads up to `lines_max` lines and goes back to the beginning. Nothing is known of a stream:
+    /// Reads up to `lines_max` lines and goes back to the beginning. A stream cannot be surveyed:
     /// it can be read only once.
     pub fn survey(
         &mut self,

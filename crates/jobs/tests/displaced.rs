@@ -27,7 +27,7 @@ fn half_done() -> (Case, Job) {
     (case, job)
 }
 
-/// Goes on with the job until it fails; nothing where only its end tells.
+/// Goes on with the job until it fails; nothing if only its end tells.
 fn work_on(job: &mut Job) -> Option<JobError> {
     loop {
         match job.next(Duration::from_millis(20)) {

@@ -1,4 +1,4 @@
-//! Whatever bytes come in: no panic, and exactly one result line for each line that is not blank.
+//! Any bytes may come in: no panic, and exactly one result line for each line that is not blank.
 
 mod common;
 

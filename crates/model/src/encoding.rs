@@ -86,7 +86,7 @@ impl Encoding {
         }
     }
 
-    /// Bytes of `values` consecutive values; `None` where they do not fill whole blocks or overflow.
+    /// Bytes of `values` consecutive values; `None` if they do not fill whole blocks or overflow.
     pub(crate) fn bytes(self, values: usize) -> Option<usize> {
         if !values.is_multiple_of(self.block_values()) {
             return None;

@@ -24,7 +24,7 @@ impl Histogram {
         self.total += 1;
     }
 
-    /// The duration that `percent` of all are at most, in seconds; `None` where nothing was counted.
+    /// The duration that `percent` of all are at most, in seconds; `None` if nothing was counted.
     pub fn percentile_s(&self, percent: f64) -> Option<f64> {
         if self.total == 0 {
             return None;

@@ -94,7 +94,7 @@ impl Running {
         finished
     }
 
-    /// Waits until the output has so many lines; the run must not end before.
+    /// Waits until the output has this many lines; the run must not end before.
     #[track_caller]
     pub fn wait_for_lines(&mut self, output: &Path, lines: usize) {
         while lines_in(output) < lines {

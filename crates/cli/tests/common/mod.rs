@@ -22,7 +22,7 @@ pub fn glinthawk<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command 
 /// How a command ended and what it said.
 #[derive(Debug)]
 pub struct Finished {
-    /// `None` where a signal ended it.
+    /// `None` if a signal ended it.
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
@@ -43,7 +43,7 @@ impl Finished {
         }
     }
 
-    /// Ended with this code, and without a panic whatever the code.
+    /// Ended with this code and without a panic.
     #[track_caller]
     pub fn expect(self, code: i32) -> Self {
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
@@ -74,7 +74,7 @@ impl Finished {
     }
 }
 
-/// A folder with an input file; the output and the statistics come to lie beside it.
+/// A folder with an input file; the output and the statistics go beside it.
 pub struct Case {
     pub folder: TempDir,
     pub model: String,
@@ -129,7 +129,7 @@ impl Case {
     }
 }
 
-/// Whole lines, byte for byte but for `created`, sorted by custom id.
+/// Whole lines, byte for byte except `created`, sorted by custom id.
 #[track_caller]
 pub fn results(output: &str) -> Vec<String> {
     assert!(output.is_empty() || output.ends_with('\n'), "the last line is torn");
@@ -139,7 +139,7 @@ pub fn results(output: &str) -> Vec<String> {
     lines.into_iter().map(|(_, line)| line).collect()
 }
 
-/// Parsed lines by custom id, none of which may be there twice.
+/// Parsed lines by custom id; none may occur twice.
 #[track_caller]
 pub fn answers(output: &str) -> BTreeMap<String, Value> {
     let mut answers = BTreeMap::new();
@@ -169,7 +169,7 @@ pub fn text(answer: &Value) -> &str {
     answer["response"]["body"]["choices"][0]["text"].as_str().expect("a completion")
 }
 
-/// Whole lines in a file that may be growing; 0 where it is not there yet.
+/// Whole lines in a file that may be growing; 0 if it does not exist yet.
 pub fn lines_in(path: &Path) -> usize {
     fs::read(path).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count())
 }

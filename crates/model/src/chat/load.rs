@@ -31,7 +31,7 @@ struct NamedTemplate {
 }
 
 impl ChatTemplate {
-    /// The template among a model's files; `None` where the model has none.
+    /// The template among a model's files; `None` if the model has none.
     pub fn of(model: &Model) -> Result<Option<Self>, ChatError> {
         match model.source() {
             Source::Gguf { path, metadata } => Self::from_gguf(path, metadata),
@@ -40,7 +40,7 @@ impl ChatTemplate {
         }
     }
 
-    /// From a folder's `chat_template.jinja`, else its `tokenizer_config.json`; `None` where the
+    /// From a folder's `chat_template.jinja`, else its `tokenizer_config.json`; `None` if the
     /// model has no template.
     pub fn from_folder(folder: &Path) -> Result<Option<Self>, ChatError> {
         let path = folder.join("chat_template.jinja");
@@ -65,7 +65,7 @@ impl ChatTemplate {
         Self::new(&source, path.to_string_lossy()).map(Some)
     }
 
-    /// From the metadata of the GGUF file at `path`; `None` where the model has no template.
+    /// From the metadata of the GGUF file at `path`; `None` if the model has no template.
     pub fn from_gguf(path: &Path, metadata: &Metadata) -> Result<Option<Self>, ChatError> {
         let source = metadata.string("tokenizer.chat_template");
         source.map(|source| Self::new(source, path.to_string_lossy())).transpose()

@@ -77,7 +77,7 @@ impl Machine {
         Ok(None)
     }
 
-    /// Which of two comes first; `None` where one is not a number.
+    /// Which of two comes first; `None` if one is not a number.
     pub(super) fn order(&self, left: &Value, right: &Value) -> Result<Option<Ordering>, Error> {
         self.budget.spend(STEP)?;
         match (left, right) {
