@@ -11,11 +11,20 @@ use crate::workload::Workload;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rules {
     /// The paper's two algorithms: whole-flight transfers, hops between slices in a single tier only, local
-    /// attention inside the Tier-1 stage, no classifier. (The listing of the single tier sends after every layer,
-    /// also where the next one is on the same node; the text and the prototype do not, nor does this.)
+    /// attention inside the Tier-1 stage, no classifier.
     Paper,
+    /// As `Paper`, but a single tier sends after every layer, also where the next layer is on the same node. The
+    /// paper's listing of the single tier is printed that way; its text has one hop per slice.
+    Listing,
     /// This system: shards, merge, hops between slices, fused stages, classifier, local attention beside remote.
     Full,
+}
+
+impl Rules {
+    /// Whether flights travel whole, as in the paper.
+    pub(crate) fn is_paper(self) -> bool {
+        self != Self::Full
+    }
 }
 
 /// How long the contexts are that rows attend to.

@@ -37,7 +37,7 @@ impl Table {
 impl Space {
     /// Rows per second that no simulation of the candidate exceeds, and what sets the limit.
     pub fn estimate(&self, site: &Site, candidate: &Candidate) -> (f64, Bottleneck) {
-        let paper = self.settings.rules == Rules::Paper;
+        let paper = self.settings.rules.is_paper();
         let single_tier = candidate.tier2 == 0;
         let rows = candidate.rows();
         let layers = self.job.shape.layers as f64;
@@ -88,7 +88,11 @@ impl Space {
         let hop = self.settings.traffic.hop_bytes(&self.job.shape) / link.bandwidth;
         match (self.settings.rules, single_tier) {
             (Rules::Paper, true) => (hop, (nodes, nodes * link.rtt / 2.0)),
-            (Rules::Paper, false) => (0.0, (0.0, 0.0)),
+            (Rules::Listing, true) => {
+                let (layers, most) = (self.job.shape.layers as f64, site.slices[0] as f64);
+                (most * hop, (layers / most, layers * link.rtt / 2.0))
+            }
+            (Rules::Paper | Rules::Listing, false) => (0.0, (0.0, 0.0)),
             (Rules::Full, _) if site.tier1 == 1 => (0.0, (0.0, 0.0)),
             (Rules::Full, _) => (hop, (nodes - 1.0, nodes * link.rtt / 2.0)),
         }
@@ -96,7 +100,7 @@ impl Space {
 
     /// Rows per second that reach Tier 2 at most, and the seconds of a shard's way there and back.
     fn remote(&self, site: &Site, candidate: &Candidate) -> ((f64, Bottleneck), f64) {
-        let paper = self.settings.rules == Rules::Paper;
+        let paper = self.settings.rules.is_paper();
         let (shape, traffic) = (&self.job.shape, self.settings.traffic);
         let pool = &self.cluster.tier2[candidate.pool];
         let (near, far) = (self.cluster.inter.bandwidth, pool.link.bandwidth);
@@ -128,7 +132,7 @@ impl Space {
 
     /// The work of nodes with the most layers, with fewer, and of the last one, which classifies.
     fn loads(&self, site: &Site, rows: (usize, usize), inside: f64, local: f64) -> Vec<Load> {
-        let paper = self.settings.rules == Rules::Paper;
+        let paper = self.settings.rules.is_paper();
         let table = &self.tier1;
         let line = |time: &dyn Fn(usize) -> f64| Line::below(time, rows.0, rows.1, &table.knots);
         let pre = line(&|rows| table.pre[rows] + inside);

@@ -138,7 +138,9 @@ impl Program {
             let lanes = lanes_of(configuration.rules, slice);
             assert_eq!(lanes, program.lanes, "a flight has the same lanes on every slice");
             match configuration.rules {
-                Rules::Paper => program.push_paper_steps(configuration, node, slice),
+                Rules::Paper | Rules::Listing => {
+                    program.push_paper_steps(configuration, node, slice)
+                }
                 Rules::Full => program.push_steps(configuration, node, slice),
             }
             program.push_ways(configuration, slice);
@@ -166,7 +168,8 @@ impl Program {
         let hop_bytes = configuration.traffic.hop_bytes(&configuration.shape);
         let time = self.time(slice, Products::PreAndPost, local);
         for layer in 1..=slice.layers {
-            let hops = single_tier && layer == slice.layers;
+            let sends = layer == slice.layers || configuration.rules == Rules::Listing;
+            let hops = single_tier && sends;
             self.steps.push(Step {
                 node: node as u32,
                 time,
@@ -211,7 +214,7 @@ impl Program {
         let mean = configuration.contexts.mean();
         let (near, far) = (configuration.inter.bandwidth, configuration.tier2_bandwidth);
         let (shape, traffic) = (&configuration.shape, configuration.traffic);
-        if configuration.rules == Rules::Paper || slice.is_single_tier() {
+        if configuration.rules.is_paper() || slice.is_single_tier() {
             let rows = slice.remote_rows() as f64;
             let slowest = slice.tier2.iter().map(|group| group.kernels.attention(group.rows, mean));
             self.ways.push(Way {
@@ -363,7 +366,7 @@ impl Program {
 
 /// The lanes of a slice: its own memory first, then every Tier-2 node.
 fn lanes_of(rules: Rules, slice: &Slice) -> Vec<Lane> {
-    if rules == Rules::Paper || slice.is_single_tier() {
+    if rules.is_paper() || slice.is_single_tier() {
         return vec![Lane { rows: slice.rows(), local: slice.is_single_tier() }];
     }
     let own = (slice.local_rows > 0).then_some(Lane { rows: slice.local_rows, local: true });

@@ -44,7 +44,8 @@ fn paper_settings(batch_max: usize) -> Settings {
 
 #[test]
 fn estimate_is_the_programs_bound() {
-    for settings in [Settings::default(), paper_settings(4096)] {
+    let listing = Settings { rules: Rules::Listing, ..paper_settings(4096) };
+    for settings in [Settings::default(), paper_settings(4096), listing] {
         let space = space(("t4", 24), ("rtx6000", 70), settings);
         for site in space.sites().expect("it fits").iter().step_by(5) {
             let candidates = space.candidates(site);
