@@ -9,11 +9,11 @@ use crate::configuration::{Configuration, Contexts, Disturbance, Group, Rules, S
 use crate::error::PlanError;
 use crate::kernels::Kernels;
 use crate::report::simulate;
-use crate::search::{Evaluation, best_at};
+use crate::search::{Evaluation, Objective, best_at, search};
 use crate::shape::{GIB, Shape};
 use crate::space::{Job, Settings, Space};
 
-use super::prototype::{Experiment, experiments};
+use super::prototype::{Experiment, Nodes, experiments, nodes};
 
 /// The paper's numbers the rooflines are fitted to; everything else is held out or follows from these.
 pub(crate) struct Anchors;
@@ -40,6 +40,52 @@ pub(crate) enum AttentionAnchor {
     LongSequences(f64),
 }
 
+/// Nodes of one kind, and the cluster of the published data that has them alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub device: &'static str,
+    pub nodes: usize,
+    pub cluster: Option<&'static str>,
+}
+
+/// Two kinds of hardware that the paper paired in simulation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pair {
+    pub name: &'static str,
+    /// The cluster of the published data that has both.
+    pub cluster: &'static str,
+    pub tier1: Part,
+    pub tier2: Part,
+}
+
+const fn part(device: &'static str, nodes: usize, cluster: &'static str) -> Part {
+    Part { device, nodes, cluster: Some(cluster) }
+}
+
+const A100: Part = part("a100-40", 4, "single_a100");
+
+/// The simulated rows of table:inter_bw.
+pub(crate) const PAIRS: [Pair; 3] = [
+    Pair {
+        name: "4 A100 + 8 RTX 6000",
+        cluster: "double_a100_rtx6000",
+        tier1: A100,
+        tier2: part("rtx6000", 8, "single_rtx6000"),
+    },
+    Pair {
+        name: "4 A100 + 4 A6000",
+        cluster: "double_a100_a6000",
+        tier1: A100,
+        tier2: part("a6000", 4, "single_a6000"),
+    },
+    Pair {
+        name: "2 H100 + 20 T4",
+        cluster: "double_h100_t4",
+        tier1: part("h100-80", 2, "single_h100"),
+        tier2: part("t4", 20, "single_t4"),
+    },
+];
+
 /// The paper's testbed with fitted efficiencies.
 #[derive(Clone, Debug)]
 pub struct Testbed {
@@ -47,29 +93,36 @@ pub struct Testbed {
     pub shape: Shape,
     /// Devices with their fitted efficiencies.
     pub devices: Vec<Device>,
+    /// Whether a single tier hops after every slice or after every layer.
+    pub(crate) rules: Rules,
     /// The prototype's published configurations.
     pub(crate) experiments: Vec<Experiment>,
 }
 
-/// Oversubscription of context memory in the paper's search.
+/// Oversubscription of context memory in the paper's search (app:simulation).
 pub(crate) const OVERSUBSCRIPTION: f64 = 3.0;
+/// The range the paper had to reduce it to for single tiers.
+pub(crate) const OVERSUBSCRIPTION_ALONE: [f64; 2] = [2.0, 2.5];
 /// The natural round trip of the testbed.
 pub(crate) const RTT_MS: f64 = 2.0;
 /// The longest context; the paper's simulator attends to it always.
 pub(crate) const LONGEST: f64 = 2048.0;
 
-const CPU: &str = "epyc-7v12-16";
+pub(crate) const CPU: &str = "epyc-7v12-16";
 const LARGE: [&str; 2] = ["a100-40", "h100-80"];
 
 impl Testbed {
     /// Fits the five efficiencies in turn; each anchor decides one of them.
     pub fn calibrated() -> Result<Self, PlanError> {
-        Self::calibrated_to(AttentionAnchor::TimePerToken(Anchors::TIME_PER_TOKEN))
+        Self::calibrated_to(AttentionAnchor::TimePerToken(Anchors::TIME_PER_TOKEN), Rules::Paper)
     }
 
-    pub(crate) fn calibrated_to(attention: AttentionAnchor) -> Result<Self, PlanError> {
+    pub(crate) fn calibrated_to(
+        attention: AttentionAnchor,
+        rules: Rules,
+    ) -> Result<Self, PlanError> {
         let (shape, devices) = (Shape::llama2_70b(), Catalogue::built_in().devices);
-        let mut testbed = Self { shape, devices, experiments: experiments()? };
+        let mut testbed = Self { shape, devices, rules, experiments: experiments()? };
         testbed.fit_products();
         testbed.fit_cpu_attention();
         testbed.fit_gpu_attention(attention);
@@ -98,7 +151,8 @@ impl Testbed {
         Arc::new(Kernels::analytic(self.device(name), &self.shape))
     }
 
-    fn rate(&self, experiment: &Experiment, context: f64) -> f64 {
+    /// Simulated tokens per second of an experiment whose rows attend to `context` positions.
+    pub(crate) fn rate(&self, experiment: &Experiment, context: f64) -> f64 {
         simulate(&self.configuration(experiment, context)).tokens_per_second
     }
 
@@ -143,9 +197,7 @@ impl Testbed {
                 // Little's law: time per token = rows in the air / tokens per second.
                 let (single, two) =
                     (self.experiment("16xT4_B14"), self.experiment("16xT4_48xCPU_B246"));
-                let in_air =
-                    |experiment: &Experiment| (experiment.flights() * experiment.rows) as f64;
-                let target = ratio * in_air(single) / in_air(two);
+                let target = ratio * single.in_air() / two.in_air();
                 (single.clone(), two.clone(), target, LONGEST)
             }
             AttentionAnchor::LongSequences(ratio) => {
@@ -166,7 +218,7 @@ impl Testbed {
     fn fit_large_products(&mut self) {
         bisect(Anchors::A100_BOUND, |share| {
             self.set(|name| LARGE.contains(&name), |efficiency| efficiency.matrix = share);
-            self.pairing("a100-40", 4, "rtx6000", 2).map_or(0.0, |best| best.tokens_per_second)
+            self.pairing(&PAIRS[0]).map_or(0.0, |best| best.tokens_per_second)
         });
     }
 
@@ -201,22 +253,21 @@ impl Testbed {
             inter: Link::new(RTT_MS + experiment.induced_ms, 8.0),
             tier2_bandwidth: 1e9,
             traffic: Traffic::StateObject,
-            rules: Rules::Paper,
+            rules: self.rules,
             disturbance: Disturbance::default(),
             seed: 0,
         }
     }
 
-    /// Nodes of a device on the network of the paper's simulated pairings: 300 Gbps inside a tier.
-    pub(crate) fn pool(&self, name: &str, nodes: usize) -> Pool {
-        let device = self.device(name);
+    /// Nodes of a device as the paper's search was told about them: its memory and links, our kernels.
+    fn pool(&self, device: &str, nodes: usize, given: Nodes) -> Pool {
         Pool {
-            name: name.to_owned(),
-            kernels: self.kernels(name),
+            name: device.to_owned(),
+            kernels: self.kernels(device),
             nodes,
-            memory: device.memory_gib.value * GIB,
-            link: Link::new(0.0, 300.0),
-            price_usd: device.price_usd.as_ref().map(|figure| figure.value),
+            memory: given.memory_gib * GIB,
+            link: given.link,
+            price_usd: self.device(device).price_usd.as_ref().map(|figure| figure.value),
             usd_per_hour: None,
         }
     }
@@ -224,7 +275,7 @@ impl Testbed {
     fn space(&self, cluster: Cluster, factor: f64, local_share: f64, batch_max: usize) -> Space {
         let settings = Settings {
             batch_max,
-            rules: Rules::Paper,
+            rules: self.rules,
             traffic: Traffic::StateObject,
             local_shares: vec![local_share],
             ..Settings::default()
@@ -233,33 +284,59 @@ impl Testbed {
     }
 
     /// The testbed's T4 and CPU nodes on 8 Gbps, context memory oversubscribed by `factor`, batches to 4,096.
-    pub(crate) fn ethernet_space(&self, tier1: usize, tier2: usize, factor: f64) -> Space {
-        let link = Link::new(RTT_MS, 8.0);
-        let tier1 = Pool { link, ..self.pool("t4", tier1) };
-        let tier2 =
-            if tier2 > 0 { vec![Pool { link, ..self.pool(CPU, tier2) }] } else { Vec::new() };
-        self.space(Cluster { tier1, tier2, inter: link }, factor, 0.0, 4096)
+    fn ethernet_space(&self, tier1: usize, tier2: usize, factor: f64) -> Space {
+        let given = |tier| nodes("double_t4_amd64", tier).expect("in the published data");
+        let inter = given(1).link;
+        let tier1 = self.pool("t4", tier1, given(1));
+        let tier2 = if tier2 > 0 { vec![self.pool(CPU, tier2, given(2))] } else { Vec::new() };
+        self.space(Cluster { tier1, tier2, inter }, factor, 0.0, 4096)
     }
 
-    /// The best batch for K nodes of one device with K' of another each, as the paper simulated them: 200 Gbps
-    /// between the tiers, and rows in Tier 1's spare memory too.
-    pub(crate) fn pairing(
+    /// What our search picks on K T4 with K' CPU nodes each, where a node that holds contexts seats `contexts`.
+    pub(crate) fn optimum(
         &self,
-        tier1: &str,
-        nodes: usize,
-        tier2: &str,
-        each: usize,
+        tier1: usize,
+        tier2: usize,
+        contexts: usize,
     ) -> Option<Evaluation> {
-        let tier2 = vec![self.pool(tier2, nodes * each)];
-        let cluster =
-            Cluster { tier1: self.pool(tier1, nodes), tier2, inter: Link::new(RTT_MS, 200.0) };
+        let site_of = |space: &Space| {
+            let mut sites = space.sites().ok()?.into_iter();
+            sites.find(|site| (site.tier1, site.tier2) == (tier1, tier2))
+        };
+        let site = site_of(&self.ethernet_space(tier1, tier1 * tier2, 1.0))?;
+        let seats = if tier2 == 0 { site.seats_tier1 } else { site.seats_tier2 };
+        let factor = (contexts as f64 + 0.5) / seats as f64;
+        let space = self.ethernet_space(tier1, tier1 * tier2, factor);
+        best_at(&space, &site_of(&space)?, 1.0)
+    }
+
+    /// The best batch for a pair as the paper simulated it, with rows in Tier 1's spare memory too.
+    pub(crate) fn pairing(&self, pair: &Pair) -> Option<Evaluation> {
+        let (first, second) = (pair.tier1, pair.tier2);
+        let given = |tier| nodes(pair.cluster, tier).expect("in the published data");
+        let tier1 = self.pool(first.device, first.nodes, given(1));
+        let tier2 = vec![self.pool(second.device, second.nodes, given(2))];
+        // The data gives 200 Gbps and 2 ms between the tiers of every pair.
+        let cluster = Cluster { tier1, tier2, inter: Link::new(RTT_MS, 200.0) };
         let space = self.space(cluster, OVERSUBSCRIPTION, 1.0, 512);
-        let site = space
-            .sites()
-            .ok()?
-            .into_iter()
-            .find(|site| (site.tier1, site.tier2) == (nodes, each))?;
+        let wanted = (first.nodes, second.nodes / first.nodes);
+        let site = space.sites().ok()?.into_iter().find(|s| (s.tier1, s.tier2) == wanted)?;
         best_at(&space, &site, 1.0)
+    }
+
+    /// Tokens per second of the best single-tier pipeline of up to as many nodes as the part has; 0 where the model
+    /// does not fit.
+    pub(crate) fn alone(&self, part: &Part, factor: f64) -> f64 {
+        let given = match part.cluster {
+            Some(cluster) => nodes(cluster, 1).expect("in the published data"),
+            None => nodes("double_t4_amd64", 2).expect("in the published data"),
+        };
+        let inter = given.link;
+        let tier1 = self.pool(part.device, part.nodes, given);
+        let cluster = Cluster { tier1, tier2: Vec::new(), inter };
+        let space = self.space(cluster, factor, 1.0, 512);
+        search(&space, Objective::Throughput, true)
+            .map_or(0.0, |found| found.best.tokens_per_second)
     }
 }
 

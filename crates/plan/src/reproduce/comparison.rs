@@ -1,4 +1,4 @@
-//! A number of the paper beside ours, and tables of them as text and as Markdown.
+//! A number or a statement of the paper beside ours, and tables of them as text and as Markdown.
 
 use std::fmt::Write;
 
@@ -7,22 +7,34 @@ use std::fmt::Write;
 pub enum Standing {
     /// Follows from formulas and shapes alone.
     Arithmetic,
-    /// The calibration was fitted to it: it agrees because it was made to.
+    /// The kernels were fitted to it: it agrees because it was made to.
     Anchor,
-    /// Tied to an anchor by arithmetic, so no test of the kernels.
-    Linked,
-    /// Neither fitted nor tied: a test.
-    HeldOut,
+    /// Follows from anchors in the way that is named, so it tests nothing new.
+    Follows(&'static str),
+    /// Neither: a test.
+    HeldOut(Test),
+}
+
+/// What kind of number a test is about; each kind is counted by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Test {
+    /// A throughput, a ratio of throughputs or a kernel's time.
+    Rate,
+    /// A whole number of flights. A wide range rounds up to each, so agreement says little.
+    Flights,
+    /// A batch that a search picks.
+    Batch,
 }
 
 impl Standing {
     /// The standing in words.
-    pub fn words(self) -> &'static str {
+    pub fn words(self) -> String {
         match self {
-            Self::Arithmetic => "arithmetic",
-            Self::Anchor => "anchor",
-            Self::Linked => "linked",
-            Self::HeldOut => "held out",
+            Self::Arithmetic => "arithmetic".to_owned(),
+            Self::Anchor => "anchor".to_owned(),
+            Self::Follows(how) => format!("follows: {how}"),
+            Self::HeldOut(Test::Flights) => "held out, rounded up".to_owned(),
+            Self::HeldOut(_) => "held out".to_owned(),
         }
     }
 }
@@ -56,6 +68,11 @@ impl Comparison {
         Self { what: what.into(), paper, ours, digits, unit, standing }
     }
 
+    /// A ratio, to one digit.
+    pub(crate) fn ratio(what: &str, paper: f64, ours: f64, standing: Standing) -> Self {
+        Self::new(what, paper, ours, 1, "×", standing)
+    }
+
     /// Ours over theirs, less one.
     pub fn error(&self) -> f64 {
         self.ours / self.paper - 1.0
@@ -66,32 +83,63 @@ impl Comparison {
         self.error().abs() <= 0.10
     }
 
-    fn cells(&self) -> [String; 5] {
+    /// Theirs, ours and the error, as the page prints them.
+    pub(crate) fn numbers(&self) -> [String; 3] {
         let (digits, unit) = (self.digits, self.unit);
         let number = |value: f64| format!("{value:.digits$}{unit}");
         // What rounds to the digits the paper gives is equal to it.
         let same = number(self.paper) == number(self.ours);
         let error = if same { "0%".to_owned() } else { format!("{:+.1}%", 100.0 * self.error()) };
-        let standing = self.standing.words().to_owned();
-        [self.what.clone(), number(self.paper), number(self.ours), error, standing]
+        [number(self.paper), number(self.ours), error]
+    }
+}
+
+/// Something the paper says without a number, and what we find.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statement {
+    /// The paper's claim.
+    pub claim: &'static str,
+    /// What we find.
+    pub ours: String,
+    /// Whether it holds: in every case looked at, in some, in none, or whether nothing here can tell.
+    pub holds: &'static str,
+}
+
+impl Statement {
+    /// A claim, checked in several cases; in none where nothing here can check it.
+    pub(crate) fn new(claim: &'static str, ours: String, cases: &[bool]) -> Self {
+        let (all, any) = (cases.iter().all(|&case| case), cases.iter().any(|&case| case));
+        let holds = match (cases.is_empty(), all, any) {
+            (true, ..) => "not testable here",
+            (false, true, _) => "holds",
+            (false, false, true) => "in part",
+            (false, false, false) => "does not hold",
+        };
+        Self { claim, ours, holds }
+    }
+
+    pub(crate) fn cells(&self) -> Vec<String> {
+        vec![self.claim.to_owned(), self.ours.clone(), self.holds.to_owned()]
     }
 }
 
 /// A part of the paper: its label, its numbers, what is to be said about them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Section {
-    /// The LaTeX label, or several.
+    /// The LaTeX label, or several; empty where the section is about no one part.
     pub label: &'static str,
     /// A heading.
     pub title: &'static str,
     /// The numbers.
     pub comparisons: Vec<Comparison>,
+    /// What the text says without a number.
+    pub statements: Vec<Statement>,
     /// Further tables: a header and its rows.
     pub tables: Vec<Table>,
     /// Paragraphs: what was assumed, why something differs.
     pub notes: Vec<String>,
-    /// File names of its plots.
-    pub figures: Vec<&'static str>,
+    /// File names of its plots, and what they show.
+    pub figures: Vec<(&'static str, &'static str)>,
 }
 
 /// A plain table.
@@ -103,15 +151,22 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-const HEADER: [&str; 5] = ["quantity", "paper", "ours", "error", "standing"];
-
 impl Section {
     fn as_tables(&self) -> Vec<Table> {
         let mut tables = Vec::new();
         if !self.comparisons.is_empty() {
-            let rows =
-                self.comparisons.iter().map(|comparison| comparison.cells().to_vec()).collect();
-            tables.push(Table { header: HEADER.map(str::to_owned).to_vec(), rows });
+            let row = |comparison: &Comparison| {
+                let mut cells = vec![comparison.what.clone()];
+                cells.extend(comparison.numbers());
+                cells.push(comparison.standing.words());
+                cells
+            };
+            let header = ["quantity", "paper", "ours", "error", "standing"];
+            tables.push(Table::new(&header, self.comparisons.iter().map(row).collect()));
+        }
+        if !self.statements.is_empty() {
+            let rows = self.statements.iter().map(Statement::cells).collect();
+            tables.push(Table::new(&["the paper says", "we find", "verdict"], rows));
         }
         tables.extend(self.tables.iter().cloned());
         tables
@@ -119,7 +174,9 @@ impl Section {
 
     /// The section for a terminal.
     pub fn render(&self) -> String {
-        let mut text = format!("{} ({})\n", self.title, self.label);
+        let label =
+            if self.label.is_empty() { String::new() } else { format!(" ({})", self.label) };
+        let mut text = format!("{}{label}\n", self.title);
         for table in self.as_tables() {
             text.push_str(&table.render());
         }
@@ -129,9 +186,12 @@ impl Section {
         text
     }
 
-    /// The section as Markdown; plots lie in `folder`.
-    pub fn markdown(&self, folder: &str) -> String {
-        let mut text = format!("## {}\n\n`{}`\n\n", self.title, self.label.replace(", ", "`, `"));
+    /// The section as Markdown under a heading of `level`; plots lie in `folder`.
+    pub fn markdown(&self, level: usize, folder: &str) -> String {
+        let mut text = format!("{} {}\n\n", "#".repeat(level), self.title);
+        if !self.label.is_empty() {
+            text.push_str(&format!("`{}`\n\n", self.label.replace(", ", "`, `")));
+        }
         for table in self.as_tables() {
             text.push_str(&table.markdown());
             text.push('\n');
@@ -139,8 +199,8 @@ impl Section {
         for note in &self.notes {
             writeln!(text, "{note}\n").expect("writing to a string does not fail");
         }
-        for figure in &self.figures {
-            writeln!(text, "![{}]({folder}/{figure}.svg)\n", self.title)
+        for (file, shows) in &self.figures {
+            writeln!(text, "![{shows}]({folder}/{file}.svg)\n")
                 .expect("writing to a string does not fail");
         }
         text
@@ -152,7 +212,7 @@ impl Table {
         Self { header: header.iter().map(|&cell| cell.to_owned()).collect(), rows }
     }
 
-    fn render(&self) -> String {
+    pub(crate) fn render(&self) -> String {
         let columns = self.header.len();
         let widths: Vec<usize> = (0..columns)
             .map(|column| {
@@ -167,7 +227,7 @@ impl Table {
         std::iter::once(&self.header).chain(&self.rows).map(|cells| line(cells)).collect()
     }
 
-    fn markdown(&self) -> String {
+    pub(crate) fn markdown(&self) -> String {
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
         let rule = format!("|{}\n", "---|".repeat(self.header.len()));
         let rows: String = self.rows.iter().map(|row| line(row)).collect();

@@ -1,25 +1,42 @@
 //! The reproduction's figures: which numbers go into which chart.
 
-use std::path::Path;
-
 use plotters::element::DashedPathElement;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::VPos;
 
 use crate::error::PlanError;
 
+use super::calibration::{Anchors, Testbed};
 use super::comparison::Standing;
+use super::costs::{CostPoint, Pairing};
+use super::examples::gain;
 use super::plots::{
-    Bars, FOURTH, GRID, INK, LinePoint, Lines, OURS, THEIRS, THIRD, centred, plot, text, whole,
+    Bars, FOURTH, GRID, INK, Labels, LinePoint, Lines, OURS, Picture, Side, THEIRS, THIRD, centred,
+    plot, text, whole,
 };
-use super::sweeps::{LatencyPoint, LengthPoint, Pairing};
-use super::throughput::{CostPoint, EndToEnd, TrafficRow};
+use super::sweeps::{LatencyPoint, LengthPoint};
+use super::throughput::{EndToEnd, TrafficRow};
+
+/// fig:llama2-70b-profile.
+pub(crate) fn profile(testbed: &Testbed) -> Result<Picture, PlanError> {
+    let t4 = testbed.kernels("t4");
+    let rows: Vec<usize> = (0..=12).map(|power| 1 << power).collect();
+    let points = rows.iter().map(|&rows| (rows as f64, gain(&t4, rows), String::new()));
+    let lines = Lines {
+        title: "Throughput of a T4's products, calibrated",
+        x: ("batch, rows", 0.9..4600.0, vec![1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0]),
+        y: ("times the throughput of batch 1", 80.0),
+        series: vec![("one layer of Llama2-70B", OURS, points.collect())],
+        legend: SeriesLabelPosition::UpperLeft,
+    };
+    plot("profile", |area| lines.draw(area))
+}
 
 /// fig:e2e_thr.
-pub(crate) fn end_to_end(folder: &Path, runs: &EndToEnd) -> Result<(), PlanError> {
+pub(crate) fn end_to_end(runs: &EndToEnd) -> Result<Picture, PlanError> {
     let rates = runs.reports.iter().map(|report| report.tokens_per_second).collect();
     // The paper states the single tier as a ratio only.
-    let paper = vec![1992.0 / 5.9, 1138.0, 1557.0, 1992.0];
+    let paper = vec![Anchors::T4_BOUND / 5.9, Anchors::CPU_BOUND, 1557.0, Anchors::T4_BOUND];
     let labels = ["16 T4", "+ 16 CPU", "+ 32 CPU", "+ 48 CPU"].map(str::to_owned).to_vec();
     let series = vec![("paper", THEIRS, paper), ("simulated", OURS, rates)];
     let bars = Bars {
@@ -30,13 +47,13 @@ pub(crate) fn end_to_end(folder: &Path, runs: &EndToEnd) -> Result<(), PlanError
         digits: 0,
         headroom: 1.18,
     };
-    plot(folder, "e2e_thr", |area| bars.draw(area))
+    plot("e2e_thr", |area| bars.draw(area))
 }
 
 /// fig:e2e_tot_breakdown: a stack per configuration.
-pub(crate) fn time_per_token(folder: &Path, runs: &EndToEnd) -> Result<(), PlanError> {
+pub(crate) fn time_per_token(runs: &EndToEnd) -> Result<Picture, PlanError> {
     let labels = ["16 T4", "+ 16 CPU", "+ 32 CPU", "+ 48 CPU"];
-    plot(folder, "e2e_tot", |area| {
+    plot("e2e_tot", |area| {
         let highest =
             runs.reports.iter().map(|report| report.time_per_token.total()).fold(0.0, f64::max);
         let mut chart = ChartBuilder::on(area)
@@ -96,27 +113,20 @@ pub(crate) fn time_per_token(folder: &Path, runs: &EndToEnd) -> Result<(), PlanE
 }
 
 /// table:inter_bw: ours against theirs.
-pub(crate) fn traffic(folder: &Path, rows: &[TrafficRow]) -> Result<(), PlanError> {
-    // Where each label stands from its point, in the table's order, so that none covers another.
-    const PLACES: [(i32, i32, HPos); 7] = [
-        (2, 16, HPos::Left),
-        (-10, -10, HPos::Right),
-        (10, 10, HPos::Left),
-        (-10, -6, HPos::Right),
-        (-10, -12, HPos::Right),
-        (10, 10, HPos::Left),
-        (-10, -4, HPos::Right),
-    ];
-    plot(folder, "inter_bw", |area| {
-        let (lowest, highest) = (900.0, 2700.0);
+pub(crate) fn traffic(rows: &[TrafficRow]) -> Result<Picture, PlanError> {
+    plot("inter_bw", |area| {
+        let (lowest, highest) = (600.0, 2800.0);
         let mut chart = ChartBuilder::on(area)
-            .caption("table:inter_bw, tokens/s: simulated against the paper", text(18))
+            .caption("Throughput: simulated against the paper", text(18))
             .margin(12)
             .x_label_area_size(46)
             .y_label_area_size(64)
             .build_cartesian_2d(lowest..highest, lowest..highest)?;
         let mut mesh = chart.configure_mesh();
-        mesh.x_desc("paper").y_desc("simulated").axis_style(INK.mix(0.6)).bold_line_style(GRID);
+        mesh.x_desc("paper, tokens/s")
+            .y_desc("simulated, tokens/s")
+            .axis_style(INK.mix(0.6))
+            .bold_line_style(GRID);
         mesh.x_label_formatter(&whole).y_label_formatter(&whole);
         mesh.light_line_style(TRANSPARENT).label_style(text(13)).draw()?;
         chart.draw_series(LineSeries::new([(lowest, lowest), (highest, highest)], INK.mix(0.7)))?;
@@ -126,19 +136,29 @@ pub(crate) fn traffic(folder: &Path, rows: &[TrafficRow]) -> Result<(), PlanErro
         ] {
             chart.draw_series([DashedPathElement::new(line.to_vec(), 5, 5, INK.mix(0.4))])?;
         }
-        for (anchor, name, colour) in [(true, "anchor", FOURTH), (false, "held out", OURS)] {
-            let chosen = rows.iter().filter(|row| (row.standing == Standing::Anchor) == anchor);
-            let dots = chosen
+        // The standing's index in this list is `kind` below.
+        let kinds = [("anchor", FOURTH), ("follows from anchors", THEIRS), ("held out", OURS)];
+        let kind = |standing: Standing| match standing {
+            Standing::Anchor => 0,
+            Standing::Arithmetic | Standing::Follows(_) => 1,
+            Standing::HeldOut(_) => 2,
+        };
+        for (index, (name, colour)) in kinds.into_iter().enumerate() {
+            let dots = rows
+                .iter()
+                .filter(|row| kind(row.standing) == index)
                 .map(|row| Circle::new((row.paper[0], row.tokens_per_second), 5, colour.filled()));
             chart
                 .draw_series(dots)?
                 .label(name)
                 .legend(move |(x, y)| Circle::new((x + 6, y), 5, colour.filled()));
         }
-        for (row, (right, down, side)) in rows.iter().zip(PLACES) {
-            let (x, y) = chart.backend_coord(&(row.paper[0], row.tokens_per_second));
-            let style = text(12).pos(Pos::new(side, VPos::Center));
-            area.draw(&Text::new(row.name, (x + right, y + down), style))?;
+        let at = |row: &TrafficRow| chart.backend_coord(&(row.paper[0], row.tokens_per_second));
+        let floor = chart.backend_coord(&(lowest, lowest)).1;
+        let mut labels = Labels::new(rows.iter().map(at).collect(), floor);
+        for (index, row) in rows.iter().enumerate() {
+            let side = if index % 2 == 1 { Side::UpperLeft } else { Side::LowerRight };
+            labels.write(area, at(row), row.name, side)?;
         }
         let (x, y) = chart.backend_coord(&(2550.0, 2200.0));
         area.draw(&Text::new("±10%", (x, y), text(12)))?;
@@ -153,42 +173,47 @@ pub(crate) fn traffic(folder: &Path, rows: &[TrafficRow]) -> Result<(), PlanErro
 }
 
 /// fig:motivate_example.
-pub(crate) fn motivation(folder: &Path, points: &[CostPoint]) -> Result<(), PlanError> {
-    plot(folder, "motivate_example", |area| {
+pub(crate) fn motivation(points: &[CostPoint]) -> Result<Picture, PlanError> {
+    plot("motivate_example", |area| {
         let (cost, rate) = points.iter().fold((0.0f64, 0.0f64), |(cost, rate), point| {
             (cost.max(point.cost), rate.max(point.tokens_per_second))
         });
+        let (cheapest, ticks) = (14.0, vec![20.0, 40.0, 60.0, 80.0, 120.0, 160.0]);
         let mut chart = ChartBuilder::on(area)
             .caption("Throughput against cost, simulated", text(18))
             .margin(12)
             .x_label_area_size(46)
             .y_label_area_size(64)
-            .build_cartesian_2d(0.0..cost / 1e3 * 1.05, 0.0..rate * 1.12)?;
+            .build_cartesian_2d(
+                (cheapest..cost / 1e3 * 1.1).log_scale().with_key_points(ticks),
+                0.0..rate * 1.12,
+            )?;
         let mut mesh = chart.configure_mesh();
         mesh.x_desc("equipment, thousand dollars").y_desc("tokens/s").axis_style(INK.mix(0.6));
         mesh.x_label_formatter(&whole).y_label_formatter(&whole);
         mesh.bold_line_style(GRID).light_line_style(TRANSPARENT).label_style(text(13)).draw()?;
         for (name, two_tier, colour) in
-            [("T4 + CPU, two tiers", true, OURS), ("T4 alone", false, THEIRS)]
+            [("two tiers: T4 + CPU nodes", true, OURS), ("single tier: T4", false, THEIRS)]
         {
-            let chosen = || points.iter().filter(move |point| (point.tier2 > 0) == two_tier);
-            let dots = chosen().map(|point| {
+            let chosen = points.iter().filter(|point| (point.tier2 > 0) == two_tier);
+            let dots = chosen.map(|point| {
                 Circle::new((point.cost / 1e3, point.tokens_per_second), 5, colour.filled())
             });
             chart
                 .draw_series(dots)?
                 .label(name)
                 .legend(move |(x, y)| Circle::new((x + 6, y), 5, colour.filled()));
-            for point in chosen() {
-                let words = match point.tier2 {
-                    0 => format!("{}", point.tier1),
-                    each => format!("{}+{}", point.tier1, point.tier1 * each),
-                };
-                let (x, y) = chart.backend_coord(&(point.cost / 1e3, point.tokens_per_second));
-                let (right, side) = if two_tier { (-8, HPos::Right) } else { (8, HPos::Left) };
-                let style = text(12).pos(Pos::new(side, VPos::Center));
-                area.draw(&Text::new(words, (x + right, y), style))?;
-            }
+        }
+        let at =
+            |point: &CostPoint| chart.backend_coord(&(point.cost / 1e3, point.tokens_per_second));
+        let floor = chart.backend_coord(&(cheapest, 0.0)).1;
+        let mut labels = Labels::new(points.iter().map(at).collect(), floor);
+        for point in points {
+            let (words, side) = match point.tier2 {
+                0 => (point.tier1.to_string(), Side::Below),
+                each => (format!("{} + {}", point.tier1, point.tier1 * each), Side::UpperLeft),
+            };
+            labels.write(area, at(point), &words, side)?;
         }
         chart
             .configure_series_labels()
@@ -201,42 +226,42 @@ pub(crate) fn motivation(folder: &Path, points: &[CostPoint]) -> Result<(), Plan
 }
 
 /// fig:alt_thr and fig:alt_cost.
-pub(crate) fn alternatives(folder: &Path, pairings: &[Pairing]) -> Result<(), PlanError> {
-    let labels: Vec<String> = pairings.iter().map(|pairing| pairing.name.to_owned()).collect();
-    let rates = |pick: &dyn Fn(&Pairing) -> f64| pairings.iter().map(pick).collect::<Vec<f64>>();
-    let series = vec![
-        ("two tiers", OURS, rates(&|pairing| pairing.together)),
-        ("Tier 1 alone", THEIRS, rates(&|pairing| pairing.tier1_alone)),
-        ("Tier 2 alone", FOURTH, rates(&|pairing| pairing.tier2_alone)),
-    ];
-    let bars = Bars {
-        title: "Pairings: throughput, simulated",
-        unit: "tokens/s",
-        labels: labels.clone(),
-        series,
-        digits: 0,
-        headroom: 1.4,
+pub(crate) fn alternatives(pairings: &[Pairing]) -> Result<[Picture; 2], PlanError> {
+    let bars = |title, unit, values: [Vec<f64>; 3]| {
+        let labels = pairings.iter().map(|pairing| pairing.name.to_owned()).collect();
+        let [together, first, second] = values;
+        let series = vec![
+            ("two tiers", OURS, together),
+            ("Tier 1 alone", THEIRS, first),
+            ("Tier 2 alone", FOURTH, second),
+        ];
+        Bars { title, unit, labels, series, digits: 0, headroom: 1.4 }
     };
-    plot(folder, "alt_thr", |area| bars.draw(area))?;
+    let each = |pick: &dyn Fn(&Pairing) -> f64| pairings.iter().map(pick).collect::<Vec<f64>>();
+    let rates = bars(
+        "Throughput of pairs and of their parts, simulated",
+        "tokens/s",
+        [
+            each(&|pairing| pairing.together),
+            each(&|pairing| pairing.parts[0].rate()),
+            each(&|pairing| pairing.parts[1].rate()),
+        ],
+    );
     let cost = |price: f64, rate: f64| if rate > 0.0 { price / rate } else { 0.0 };
-    let series = vec![
-        ("two tiers", OURS, rates(&|pairing| cost(pairing.prices[0], pairing.together))),
-        ("Tier 1 alone", THEIRS, rates(&|pairing| cost(pairing.prices[1], pairing.tier1_alone))),
-        ("Tier 2 alone", FOURTH, rates(&|pairing| cost(pairing.prices[2], pairing.tier2_alone))),
-    ];
-    let bars = Bars {
-        title: "Pairings: cost, simulated",
-        unit: "dollars per token/s",
-        labels,
-        series,
-        digits: 0,
-        headroom: 1.4,
-    };
-    plot(folder, "alt_cost", |area| bars.draw(area))
+    let costs = bars(
+        "Cost of pairs and of their parts, simulated",
+        "dollars per token/s",
+        [
+            each(&|pairing| cost(pairing.price(), pairing.together)),
+            each(&|pairing| cost(pairing.parts[0].price, pairing.parts[0].rate())),
+            each(&|pairing| cost(pairing.parts[1].price, pairing.parts[1].rate())),
+        ],
+    );
+    Ok([plot("alt_thr", |area| rates.draw(area))?, plot("alt_cost", |area| costs.draw(area))?])
 }
 
 /// fig:rtt_thr: the number below a point is the number of CPU nodes per T4.
-pub(crate) fn latency(folder: &Path, points: &[LatencyPoint]) -> Result<(), PlanError> {
+pub(crate) fn latency(points: &[LatencyPoint]) -> Result<Picture, PlanError> {
     let line = |keep: &dyn Fn(&LatencyPoint) -> bool| {
         let mut best: Vec<LinePoint> = Vec::new();
         for point in points.iter().filter(|point| point.induced_ms > 0.0 && keep(point)) {
@@ -250,7 +275,7 @@ pub(crate) fn latency(folder: &Path, points: &[LatencyPoint]) -> Result<(), Plan
         best
     };
     let lines = Lines {
-        title: "9 T4 under induced latency, simulated",
+        title: "9 T4 under induced latency between the tiers, simulated",
         x: (
             "induced round trip, ms (below a point: CPU nodes per T4)",
             1.7..240.0,
@@ -263,11 +288,11 @@ pub(crate) fn latency(folder: &Path, points: &[LatencyPoint]) -> Result<(), Plan
         ],
         legend: SeriesLabelPosition::LowerLeft,
     };
-    plot(folder, "rtt_thr", |area| lines.draw(area))
+    plot("rtt_thr", |area| lines.draw(area))
 }
 
 /// fig:seqlen_thr and fig:seqlen_cost: the number below a point is the number of CPU nodes per T4.
-pub(crate) fn lengths(folder: &Path, points: &[LengthPoint]) -> Result<(), PlanError> {
+pub(crate) fn lengths(points: &[LengthPoint]) -> Result<[Picture; 2], PlanError> {
     let line = |pick: &dyn Fn(&LengthPoint) -> f64, named: bool| {
         let words =
             |point: &LengthPoint| if named { point.tier2.to_string() } else { String::new() };
@@ -284,7 +309,7 @@ pub(crate) fn lengths(folder: &Path, points: &[LengthPoint]) -> Result<(), PlanE
         )
     };
     let lines = Lines {
-        title: "Throughput per T4 over sequence length, simulated",
+        title: "Throughput per T4 against the sequence length, simulated",
         x: x(),
         y: ("tokens/s per T4", 115.0),
         series: vec![
@@ -294,9 +319,9 @@ pub(crate) fn lengths(folder: &Path, points: &[LengthPoint]) -> Result<(), PlanE
         ],
         legend: SeriesLabelPosition::UpperRight,
     };
-    plot(folder, "seqlen_thr", |area| lines.draw(area))?;
+    let throughput = plot("seqlen_thr", |area| lines.draw(area))?;
     let lines = Lines {
-        title: "Cost over sequence length, simulated",
+        title: "Cost against the sequence length, simulated",
         x: x(),
         y: (
             "dollars per token/s",
@@ -309,5 +334,5 @@ pub(crate) fn lengths(folder: &Path, points: &[LengthPoint]) -> Result<(), PlanE
         ],
         legend: SeriesLabelPosition::UpperLeft,
     };
-    plot(folder, "seqlen_cost", |area| lines.draw(area))
+    Ok([throughput, plot("seqlen_cost", |area| lines.draw(area))?])
 }
