@@ -3,7 +3,7 @@
 use crate::error::ClusterError;
 use crate::layout::Layout;
 use crate::report::NodeReport;
-use glinthawk_flight::{Buffer, Message, Place};
+use glinthawk_flight::{Buffer, Message};
 use glinthawk_model::{ModelConfig, Tensor};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -95,7 +95,7 @@ impl Control {
     /// The message that says this.
     pub(crate) fn message(&self, payload: Buffer) -> Message {
         let bytes = postcard::to_stdvec(self).expect("control messages always encode");
-        Message::control(Place::default(), bytes, payload)
+        Message::control(bytes, payload)
     }
 
     /// What a message says.

@@ -7,7 +7,7 @@ use crate::report::NodeReport;
 use crate::stats::{RunStats, Setting};
 use glinthawk_protocol::{
     Completion, Dispatcher, DispatcherAction, DispatcherEvent, Generated, Launch, Prompt, PromptId,
-    Rejection, ShardId,
+    Rejection, StepId,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -32,8 +32,8 @@ pub struct Engine {
     events: Vec<EngineEvent>,
     created: Instant,
     first_submit: Option<Instant>,
-    /// When each shard in the air was launched.
-    launched: HashMap<ShardId, Instant>,
+    /// When each step in the air was launched.
+    launched: HashMap<StepId, Instant>,
     steps: u64,
     steps_time: Duration,
 }
@@ -104,7 +104,8 @@ impl Engine {
             self.fabric.advance(&mut homes)?;
         }
         for home in homes {
-            if let Some(launched) = self.launched.remove(&home.shard) {
+            // A step that was given up is not in the air any more; the dispatcher drops it too.
+            if let Some(launched) = self.launched.remove(&home.step) {
                 self.steps += 1;
                 self.steps_time += launched.elapsed();
             }
@@ -115,7 +116,9 @@ impl Engine {
 
     fn send_launches(&mut self) -> Result<(), ClusterError> {
         for launch in std::mem::take(&mut self.launches) {
-            self.launched.insert(launch.shard, Instant::now());
+            // A shard has one step in the air: an older one was given up.
+            self.launched.retain(|step, _| step.shard != launch.step.shard);
+            self.launched.insert(launch.step, Instant::now());
             self.fabric.launch(launch)?;
         }
         Ok(())
@@ -168,5 +171,88 @@ impl Engine {
         let stats =
             RunStats::new(self.setting.clone(), self.dispatcher.stats(), &nodes, wall_s, steps);
         Ok((stats, nodes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use glinthawk_compute::ContextType;
+    use glinthawk_protocol::{Home, Sampling};
+
+    /// Nodes that answer every launch with tokens of the steps before and after it, then with its own.
+    #[derive(Default)]
+    struct Confused {
+        homes: std::collections::VecDeque<Home>,
+    }
+
+    impl Fabric for Confused {
+        fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
+            let token = Generated { token: 9, logprob: 0.0, alternatives: Vec::new() };
+            let tokens = vec![token; launch.samples.len()];
+            for epoch in [launch.step.epoch - 1, launch.step.epoch + 1, launch.step.epoch] {
+                let step = StepId { epoch, ..launch.step };
+                self.homes.push_back(Home { step, tokens: tokens.clone() });
+            }
+            Ok(())
+        }
+
+        fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
+            homes.extend(self.homes.pop_front());
+            Ok(())
+        }
+
+        fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn a_home_of_another_epoch_does_not_ground_its_shard() {
+        let layout = Layout {
+            slices: 1,
+            remote_lanes: 0,
+            local_lanes: 1,
+            batch: 4,
+            flights: 1,
+            chunk: 4,
+            context_max: 64,
+            context_type: ContextType::Bf16,
+            whole_flights: false,
+        };
+        let setting = Setting {
+            model: String::new(),
+            backend: "none",
+            instruction_set: String::new(),
+            threads: 1,
+            tier1_nodes: 1,
+            tier2_nodes: 0,
+            tier1_attends: true,
+            lanes: 1,
+            batch: layout.batch,
+            flights: layout.flights,
+            chunk: layout.chunk,
+            context_memory_bytes: 0,
+            context_type: "bf16",
+            page_bytes: 0,
+            max_context: layout.context_max,
+        };
+        let mut engine = Engine::new(Box::new(Confused::default()), &layout, vec![4], setting);
+        engine.submit(Prompt {
+            id: PromptId(1),
+            tokens: vec![5],
+            tokens_max: 3,
+            stop_ids: Vec::new(),
+            sampling: Sampling::default(),
+            watched: false,
+        });
+        // Three tokens, three answers to each of their launches, one an advance.
+        let mut finished = 0;
+        for _ in 0..9 {
+            assert!(!engine.is_idle(), "the prompt ended early");
+            finished += engine.advance().expect("nothing fails").len();
+        }
+        assert!(engine.is_idle() && engine.is_grounded() && finished == 1);
+        assert_eq!(engine.steps, 3, "only steps that came home are counted");
     }
 }

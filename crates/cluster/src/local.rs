@@ -140,7 +140,7 @@ impl LocalFabric {
 impl Fabric for LocalFabric {
     fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
         // A lane that is gone says itself why: that is heard next.
-        _ = self.order(launch.shard.lane as usize, Order::Launch(launch));
+        _ = self.order(launch.step.shard.lane as usize, Order::Launch(launch));
         Ok(())
     }
 

@@ -112,7 +112,7 @@ impl Node<'_> {
         let controller = &self.station.controller;
         match outgoing {
             Outgoing::Attend(attend, qkv) => {
-                match (self.lanes[attend.shard.lane as usize], &mut self.local) {
+                match (self.lanes[attend.step.shard.lane as usize], &mut self.local) {
                     (Some(peer), _) => controller.send(peer, wire::attend(&attend, qkv))?,
                     (None, Some(local)) => local.take(attend, qkv, Instant::now())?,
                     (None, None) => unreachable!("every lane that is not local introduced itself"),
@@ -186,12 +186,15 @@ impl Node<'_> {
     /// A launch that fits this node's slab and vocabulary.
     fn checked(&self, launch: Launch) -> Result<Launch, ClusterError> {
         let role = &self.station.role;
-        let fits = launch.shard.flight < role.layout.flights
-            && (launch.shard.lane as usize) < role.layout.lanes()
+        let fits = launch.step.shard.flight < role.layout.flights
+            && (launch.step.shard.lane as usize) < role.layout.lanes()
             && launch.rows.len() <= role.layout.batch as usize
             && launch.rows.iter().all(|row| (row.token as usize) < role.config.vocab);
         let wrong = || {
-            ClusterError::Control(format!("a launch of {:?} is beyond the layout", launch.shard))
+            ClusterError::Control(format!(
+                "a launch of {:?} is beyond the layout",
+                launch.step.shard
+            ))
         };
         if fits { Ok(launch) } else { Err(wrong()) }
     }

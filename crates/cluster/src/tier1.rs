@@ -8,10 +8,9 @@ use glinthawk_compute::{ShardIn, ShardOut, Threads, WeightKernels};
 use glinthawk_flight::{Buffer, Pool};
 use glinthawk_model::ModelConfig;
 use glinthawk_protocol::{
-    Attend, Attended, Generated, Home, Launch, Sample, ShardId, Stage, Tier1Action, Tier1Event,
-    Tier1Node, Tier1Work,
+    Attend, Attended, Generated, Home, Launch, Sample, Stage, StepId, Tier1Action, Tier1Node,
+    Tier1Work,
 };
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -63,23 +62,28 @@ impl Tier1Place {
     }
 }
 
-/// The node's state machine, its weights and slab, and the payloads that wait.
+/// What a Tier-1 worker keeps for a step while it is in the slice.
+pub(crate) struct Visit {
+    /// What came last: the residual of a hop, or attention output.
+    inbound: Option<Buffer>,
+    /// What goes next: q, k, v, or the residual of a hop.
+    outbound: Option<Buffer>,
+    tokens: Vec<Generated>,
+    /// When its current wait began.
+    arrived: Instant,
+}
+
+/// The node's state machine, its weights and slab.
 pub struct Tier1Worker<W> {
-    node: Tier1Node,
+    node: Tier1Node<Visit>,
     kernels: W,
     place: Tier1Place,
     hidden: usize,
     qkv_width: usize,
     vocab: usize,
-    residuals: HashMap<ShardId, Buffer>,
-    attended: HashMap<ShardId, Buffer>,
-    outbound: HashMap<ShardId, Buffer>,
-    tokens: HashMap<ShardId, Vec<Generated>>,
     logits: Vec<f32>,
     pool: Arc<Pool>,
     threads: Arc<Threads>,
-    /// When each shard's current wait began.
-    arrivals: HashMap<ShardId, Instant>,
     report: NodeReport,
     tracer: Tracer,
 }
@@ -87,7 +91,7 @@ pub struct Tier1Worker<W> {
 impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
     /// A worker for the slice at `place`.
     pub fn new(
-        node: Tier1Node,
+        node: Tier1Node<Visit>,
         kernels: W,
         place: Tier1Place,
         config: &ModelConfig,
@@ -101,38 +105,28 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
             hidden: config.hidden,
             qkv_width: config.qkv_width(),
             vocab: config.vocab,
-            residuals: HashMap::new(),
-            attended: HashMap::new(),
-            outbound: HashMap::new(),
-            tokens: HashMap::new(),
             logits: Vec::new(),
             pool,
             threads,
-            arrivals: HashMap::new(),
             report: NodeReport::new(format!("tier1-{}", place.slice), 1),
             tracer: Tracer::new(place.trace),
         }
     }
 
     /// Takes a shard in that arrived just then: from the dispatcher, or from the previous slice
-    /// with its residual, (rows, hidden) f32.
+    /// with its residual, (rows, hidden) f32. An older step of it is abandoned.
     pub fn arrive(&mut self, launch: Launch, residual: Option<Buffer>, arrived: Instant) {
         assert_eq!(residual.is_none(), self.place.first, "only the first slice takes tokens");
-        self.arrivals.insert(launch.shard, arrived);
-        if let Some(residual) = residual {
-            self.residuals.insert(launch.shard, residual);
-        }
-        self.node.on(Tier1Event::Arrive(launch), &mut Vec::new());
+        let visit = Visit { inbound: residual, outbound: None, tokens: Vec::new(), arrived };
+        self.node.arrive(launch, visit);
     }
 
     /// Takes a shard's attention output, (rows, query_width) bf16, that arrived just then.
     pub fn attended(&mut self, attended: Attended, output: Buffer, arrived: Instant) {
-        if !self.node.awaits(&attended) {
-            return self.pool.give(output); // of an abandoned step
+        match self.node.attended(&attended) {
+            Some(visit) => (visit.inbound, visit.arrived) = (Some(output), arrived),
+            None => self.pool.give(output), // of an abandoned step
         }
-        self.arrivals.insert(attended.shard, arrived);
-        self.attended.insert(attended.shard, output);
-        self.node.on(Tier1Event::Attended(attended), &mut Vec::new());
     }
 
     /// Computes the next batch that is ready, appending what is to be sent; `false` where none is.
@@ -153,17 +147,18 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
                 if self.place.last { self.classify(&work) } else { self.give_residuals(&work) }
             }
         }
-        let rows = work.shards.iter().map(|shard| self.node.rows(*shard).len()).sum();
-        let arrivals = work.shards.iter().map(|shard| self.arrivals[shard]);
+        let rows = work.steps.iter().map(|step| self.node.rows(*step).len()).sum();
+        let arrivals = work.steps.iter().map(|step| self.node.payload(*step).arrived);
         self.report.record(rows, started, arrivals);
         let layer = match work.stage {
             Stage::Enter => 0,
             Stage::Middle(layer) => layer + 1,
             Stage::Exit => self.node.layers(),
         };
-        self.tracer.record(started, layer, work.shards[0].flight, work.shards.len(), rows);
+        let flight = work.steps[0].shard.flight;
+        self.tracer.record(started, layer, flight, work.steps.len(), rows);
         let mut actions = Vec::new();
-        self.node.on(Tier1Event::Computed, &mut actions);
+        self.node.computed(&mut actions);
         outgoing.extend(actions.into_iter().map(|action| self.send(action)));
         true
     }
@@ -173,21 +168,26 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
         NodeReport { spans: self.tracer.spans(), ..self.report.clone() }
     }
 
-    fn slab(&self, shard: ShardId) -> Range<usize> {
-        let lane = shard.lane - self.place.first_lane;
-        let start = (shard.flight * self.place.lanes + lane) * self.place.rows_per_lane;
+    fn slab(&self, step: StepId) -> Range<usize> {
+        let lane = step.shard.lane - self.place.first_lane;
+        let start = (step.shard.flight * self.place.lanes + lane) * self.place.rows_per_lane;
         let start = start as usize;
-        start..start + self.node.rows(shard).len()
+        start..start + self.node.rows(step).len()
+    }
+
+    /// What came last for a step.
+    fn inbound(&mut self, step: StepId) -> Buffer {
+        self.node.payload(step).inbound.take().expect("a step is ready when its payload is here")
     }
 
     fn enter(&mut self, work: &Tier1Work) {
-        for &shard in &work.shards {
-            let slab = self.slab(shard);
+        for &step in &work.steps {
+            let slab = self.slab(step);
             if self.place.first {
-                let tokens: Vec<u32> = self.node.rows(shard).iter().map(|row| row.token).collect();
+                let tokens: Vec<u32> = self.node.rows(step).iter().map(|row| row.token).collect();
                 self.kernels.embed(slab, &tokens);
             } else {
-                let residual = self.residuals.remove(&shard).expect("a hop brings its residual");
+                let residual = self.inbound(step);
                 self.kernels.put_residual(slab, residual.f32());
                 self.pool.give(residual);
             }
@@ -196,29 +196,27 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
 
     fn pre_attention(&mut self, layer: u32, work: &Tier1Work) {
         let positions: Vec<Vec<u32>> = work
-            .shards
+            .steps
             .iter()
-            .map(|shard| self.node.rows(*shard).iter().map(|row| row.position).collect())
+            .map(|step| self.node.rows(*step).iter().map(|row| row.position).collect())
             .collect();
         let mut buffers: Vec<Buffer> =
             positions.iter().map(|rows| self.pool.take(rows.len() * self.qkv_width * 2)).collect();
-        let parts = work.shards.iter().zip(&positions).zip(&mut buffers);
+        let parts = work.steps.iter().zip(&positions).zip(&mut buffers);
         let mut parts: Vec<ShardOut<'_, Buffer>> = parts
-            .map(|((&shard, positions), qkv)| ShardOut { slab: self.slab(shard), positions, qkv })
+            .map(|((&step, positions), qkv)| ShardOut { slab: self.slab(step), positions, qkv })
             .collect();
         self.kernels.pre_attention(layer as usize, &mut parts);
-        self.outbound.extend(work.shards.iter().copied().zip(buffers));
+        for (&step, qkv) in work.steps.iter().zip(buffers) {
+            self.node.payload(step).outbound = Some(qkv);
+        }
     }
 
     fn post_attention(&mut self, layer: u32, work: &Tier1Work) {
-        let buffers: Vec<Buffer> = work
-            .shards
-            .iter()
-            .map(|shard| self.attended.remove(shard).expect("a ready shard was attended"))
-            .collect();
-        let parts = work.shards.iter().zip(&buffers);
+        let buffers: Vec<Buffer> = work.steps.iter().map(|step| self.inbound(*step)).collect();
+        let parts = work.steps.iter().zip(&buffers);
         let parts: Vec<ShardIn<'_, Buffer>> =
-            parts.map(|(&shard, attended)| ShardIn { slab: self.slab(shard), attended }).collect();
+            parts.map(|(&step, attended)| ShardIn { slab: self.slab(step), attended }).collect();
         self.kernels.post_attention(layer as usize, &parts);
         for buffer in buffers {
             self.pool.give(buffer);
@@ -226,47 +224,45 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
     }
 
     fn give_residuals(&mut self, work: &Tier1Work) {
-        for &shard in &work.shards {
-            let slab = self.slab(shard);
+        for &step in &work.steps {
+            let slab = self.slab(step);
             let mut residual = self.pool.take(slab.len() * self.hidden * 4);
             self.kernels.get_residual(slab, residual.f32_mut());
-            self.outbound.insert(shard, residual);
+            self.node.payload(step).outbound = Some(residual);
         }
     }
 
     /// Logits and a token for every row that ends in one, a bounded number of rows at a time.
     fn classify(&mut self, work: &Tier1Work) {
-        let mut picks: Vec<(ShardId, usize, Sample)> = Vec::new();
-        for &shard in &work.shards {
-            self.tokens.insert(shard, Vec::new());
-            let start = self.slab(shard).start;
-            let samples = self.node.samples(shard).iter();
-            picks
-                .extend(samples.map(|sample| (shard, start + sample.row as usize, sample.clone())));
+        let mut picks: Vec<(StepId, usize, Sample)> = Vec::new();
+        for &step in &work.steps {
+            let start = self.slab(step).start;
+            let samples = self.node.samples(step).iter();
+            picks.extend(samples.map(|sample| (step, start + sample.row as usize, sample.clone())));
         }
         let (greedy, sampled): (Vec<_>, Vec<_>) =
             picks.into_iter().enumerate().partition(|(_, (_, _, sample))| is_plain_greedy(sample));
-        let mut tokens: Vec<(usize, ShardId, Generated)> = Vec::new();
+        let mut tokens: Vec<(usize, StepId, Generated)> = Vec::new();
         self.classify_greedy(&greedy, &mut tokens);
         for picks in sampled.chunks(CLASSIFY_ROWS_MAX) {
             self.classify_sampled(picks, &mut tokens);
         }
         tokens.sort_unstable_by_key(|(index, _, _)| *index);
-        for (_, shard, generated) in tokens {
-            self.tokens.get_mut(&shard).expect("inserted above").push(generated);
+        for (_, step, generated) in tokens {
+            self.node.payload(step).tokens.push(generated);
         }
     }
 
-    fn classify_greedy(&mut self, picks: &[Pick], tokens: &mut Vec<(usize, ShardId, Generated)>) {
+    fn classify_greedy(&mut self, picks: &[Pick], tokens: &mut Vec<(usize, StepId, Generated)>) {
         let rows: Vec<usize> = picks.iter().map(|(_, (_, row, _))| *row).collect();
         let mut likeliest = vec![0; rows.len()];
         self.kernels.classify_greedy(&rows, &mut likeliest);
-        tokens.extend(picks.iter().zip(likeliest).map(|((index, (shard, _, _)), token)| {
-            (*index, *shard, Generated { token, logprob: 0.0, alternatives: Vec::new() })
+        tokens.extend(picks.iter().zip(likeliest).map(|((index, (step, _, _)), token)| {
+            (*index, *step, Generated { token, logprob: 0.0, alternatives: Vec::new() })
         }));
     }
 
-    fn classify_sampled(&mut self, picks: &[Pick], tokens: &mut Vec<(usize, ShardId, Generated)>) {
+    fn classify_sampled(&mut self, picks: &[Pick], tokens: &mut Vec<(usize, StepId, Generated)>) {
         let rows: Vec<usize> = picks.iter().map(|(_, (_, row, _))| *row).collect();
         self.logits.resize(rows.len() * self.vocab, 0.0);
         self.kernels.classify(&rows, &mut self.logits);
@@ -276,32 +272,30 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
             let mut slot = slots[index].lock().expect("no panic while sampling");
             slot.1 = Some(pick(slot.0, &picks[index].1.2));
         });
-        for ((index, (shard, _, _)), slot) in picks.iter().zip(slots) {
+        for ((index, (step, _, _)), slot) in picks.iter().zip(slots) {
             let generated = slot.into_inner().expect("no panic while sampling").1;
-            tokens.push((*index, *shard, generated.expect("every row was sampled")));
+            tokens.push((*index, *step, generated.expect("every row was sampled")));
         }
     }
 
-    fn send(&mut self, action: Tier1Action) -> Outgoing {
+    fn send(&mut self, action: Tier1Action<Visit>) -> Outgoing {
         match action {
             Tier1Action::Attend(attend) => {
-                let qkv = self.outbound.remove(&attend.shard).expect("pre-attention made it");
-                Outgoing::Attend(attend, qkv)
+                let qkv = self.node.payload(attend.step).outbound.take();
+                Outgoing::Attend(attend, qkv.expect("pre-attention made it"))
             }
-            Tier1Action::Leave(launch) if self.place.last => {
-                let tokens = self.tokens.remove(&launch.shard).expect("classified");
-                Outgoing::Home(Home { shard: launch.shard, epoch: launch.epoch, tokens })
+            Tier1Action::Leave(launch, visit) if self.place.last => {
+                Outgoing::Home(Home { step: launch.step, tokens: visit.tokens })
             }
-            Tier1Action::Leave(launch) => {
-                let residual = self.outbound.remove(&launch.shard).expect("read out");
-                Outgoing::Hop(launch, residual)
+            Tier1Action::Leave(launch, visit) => {
+                Outgoing::Hop(launch, visit.outbound.expect("read out"))
             }
         }
     }
 }
 
-/// A row that ends in a token: its place among the batch's, its shard, its slab row, how to pick.
-type Pick = (usize, (ShardId, usize, Sample));
+/// A row that ends in a token: its place among the batch's, its step, its slab row, how to pick.
+type Pick = (usize, (StepId, usize, Sample));
 
 /// Whether the likeliest token is all that is asked for.
 fn is_plain_greedy(sample: &Sample) -> bool {

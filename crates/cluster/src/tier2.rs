@@ -5,17 +5,18 @@ use crate::report::NodeReport;
 use crate::trace::Tracer;
 use glinthawk_compute::{AttendRow, ContextKernels};
 use glinthawk_flight::{Buffer, Pool};
-use glinthawk_protocol::{Attend, Attended, ShardId, Tier2Node};
-use std::collections::HashMap;
+use glinthawk_protocol::{Attend, Attended, Tier2Node};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The node's state machine, its pages, and the payloads that wait.
+/// What waits with rows: their q, k, v, and when they came.
+pub(crate) type Payload = (Buffer, Instant);
+
+/// The node's state machine and its pages.
 pub struct Tier2Worker<C> {
-    node: Tier2Node,
+    node: Tier2Node<Payload>,
     kernels: C,
     query_width: usize,
-    payloads: HashMap<(ShardId, u32), (Buffer, Instant)>,
     pool: Arc<Pool>,
     report: NodeReport,
     tracer: Tracer,
@@ -25,7 +26,7 @@ impl<C: ContextKernels<Buffer = Buffer>> Tier2Worker<C> {
     /// A worker over `kernels`, whose attention output is `query_width` values wide.
     pub fn new(
         name: String,
-        node: Tier2Node,
+        node: Tier2Node<Payload>,
         kernels: C,
         query_width: usize,
         pool: Arc<Pool>,
@@ -33,28 +34,25 @@ impl<C: ContextKernels<Buffer = Buffer>> Tier2Worker<C> {
     ) -> Self {
         let report = NodeReport::new(name, 2);
         let tracer = Tracer::new(trace);
-        Self { node, kernels, query_width, payloads: HashMap::new(), pool, report, tracer }
+        Self { node, kernels, query_width, pool, report, tracer }
     }
 
-    /// Takes rows with their q, k, v, (rows, query_width + 2·kv_width) bf16, that arrived just then.
+    /// Takes rows with their q, k, v, (rows, query_width + 2·kv_width) bf16, that arrived just then. Those
+    /// of an abandoned step are dropped before they touch a page.
     pub fn take(
         &mut self,
         attend: Attend,
         qkv: Buffer,
         arrived: Instant,
     ) -> Result<(), ClusterError> {
-        let key = (attend.shard, attend.layer);
-        self.node.take(attend)?;
-        self.payloads.insert(key, (qkv, arrived));
+        self.node.take(attend, (qkv, arrived))?;
         Ok(())
     }
 
     /// Appends and attends the next rows that wait; `None` where none do.
     pub fn compute(&mut self) -> Option<(Attended, Buffer)> {
-        let attend = self.node.start()?;
+        let (attend, (qkv, arrived)) = self.node.start()?;
         let started = Instant::now();
-        let payload = self.payloads.remove(&(attend.shard, attend.layer));
-        let (qkv, arrived) = payload.expect("came with the rows");
         let rows: Vec<AttendRow<'_>> = attend
             .rows
             .iter()
@@ -65,7 +63,7 @@ impl<C: ContextKernels<Buffer = Buffer>> Tier2Worker<C> {
         self.pool.give(qkv);
         let rows = attend.rows.len();
         self.report.record(rows, started, std::iter::once(arrived));
-        self.tracer.record(started, attend.layer, attend.shard.flight, 1, rows);
+        self.tracer.record(started, attend.layer, attend.step.shard.flight, 1, rows);
         Some((self.node.computed(), attended))
     }
 

@@ -1,14 +1,16 @@
 //! Golden outputs of the default model from an independent float32 reference, on every instruction
 //! set of this machine: the kernels teacher-forced, and the engine running free.
 
-use glinthawk_cluster::{Engine, EngineEvent, Kernels, Layout, LocalFabric, Setting};
+use glinthawk_cluster::{
+    ClusterError, Engine, EngineEvent, Fabric, Kernels, Layout, LocalFabric, NodeReport, Setting,
+};
 use glinthawk_compute::{
     AttendRow, ContextKernels, ContextType, CpuContext, CpuWeights, Isa, ShardIn, ShardOut,
     SliceSpec, Threads, WeightKernels,
 };
 use glinthawk_flight::{Buffer, PAGE_POSITIONS};
 use glinthawk_model::{Model, testing};
-use glinthawk_protocol::{Prompt, PromptId, Sampling};
+use glinthawk_protocol::{Home, Launch, Prompt, PromptId, Sampling};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -172,6 +174,44 @@ fn teacher_forced_tokens_and_first_logits_match_the_reference() {
     }
 }
 
+/// Lanes that are told to launch every step twice, as if the first had been given up at once, and a third
+/// time when it is too late.
+struct Relaunching(LocalFabric);
+
+impl Relaunching {
+    fn at(launch: &Launch, epoch: u64) -> Launch {
+        let mut launch = launch.clone();
+        launch.step.epoch = epoch;
+        launch
+    }
+}
+
+impl Fabric for Relaunching {
+    fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
+        let epoch = 2 * launch.step.epoch;
+        for epoch in [epoch - 1, epoch, epoch - 1, epoch] {
+            self.0.launch(Self::at(&launch, epoch))?;
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
+        let mut all = Vec::new();
+        self.0.advance(&mut all)?;
+        for mut home in all {
+            if home.step.epoch % 2 == 0 {
+                home.step.epoch /= 2;
+                homes.push(home);
+            }
+        }
+        Ok(())
+    }
+
+    fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError> {
+        self.0.reports()
+    }
+}
+
 #[test]
 fn engine_running_free_matches_the_reference_while_it_is_sure() {
     let Some(path) = testing::default_model() else { return };
@@ -190,20 +230,43 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
     };
     let kernels = Kernels { isa: Isa::detect(), threads: 2 };
     let pages = layout.pages(model.config(), 0, 128 << 20).expect("a context fits");
-    let fabric = LocalFabric::load(&model, &layout, pages, kernels, false, &mut |_, _| ())
-        .expect("the engine loads");
-    let mut engine = Engine::new(Box::new(fabric), &layout, vec![pages; 2], setting());
+    let load = || {
+        LocalFabric::load(&model, &layout, pages, kernels, false, &mut |_, _| ())
+            .expect("the engine loads")
+    };
+    let run = |fabric: Box<dyn Fabric>, cases: &[Case]| {
+        let mut engine = Engine::new(fabric, &layout, vec![pages; 2], setting());
+        for (index, case) in cases.iter().enumerate() {
+            engine.submit(Prompt {
+                id: PromptId(index as u64),
+                tokens: case.prompt_ids.clone(),
+                tokens_max: case.greedy_ids.len() as u32,
+                stop_ids: model.config().eos_tokens.clone(),
+                sampling: Sampling::default(),
+                watched: false,
+            });
+        }
+        completions(engine)
+    };
+    let outputs = run(Box::new(load()), &cases);
     for (index, case) in cases.iter().enumerate() {
-        engine.submit(Prompt {
-            id: PromptId(index as u64),
-            tokens: case.prompt_ids.clone(),
-            tokens_max: case.greedy_ids.len() as u32,
-            stop_ids: model.config().eos_tokens.clone(),
-            sampling: Sampling::default(),
-            watched: false,
-        });
+        let got = &outputs[&(index as u64)];
+        assert_eq!(got[..case.sure_steps], case.greedy_ids[..case.sure_steps], "{}", case.id);
     }
-    let mut outputs: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    let few = &cases[..cases.len().min(4)];
+    let relaunched = run(Box::new(Relaunching(load())), few);
+    for (id, tokens) in &relaunched {
+        assert_eq!(
+            tokens, &outputs[id],
+            "{}: with every step launched twice",
+            cases[*id as usize].id
+        );
+    }
+}
+
+/// Runs an engine until it is idle: every prompt's tokens.
+fn completions(mut engine: Engine) -> BTreeMap<u64, Vec<u32>> {
+    let mut outputs = BTreeMap::new();
     while !engine.is_idle() {
         for event in engine.advance().expect("the engine runs") {
             let EngineEvent::Finished(completion) = event else { panic!("unexpected {event:?}") };
@@ -211,10 +274,7 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
             outputs.insert(completion.id.0, tokens.collect());
         }
     }
-    for (index, case) in cases.iter().enumerate() {
-        let got = &outputs[&(index as u64)];
-        assert_eq!(got[..case.sure_steps], case.greedy_ids[..case.sure_steps], "{}", case.id);
-    }
+    outputs
 }
 
 /// The names in the setting do not matter here.

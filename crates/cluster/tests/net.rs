@@ -6,7 +6,7 @@ use glinthawk_cluster::net::{
     Bounds, Config, ConnectError, Controller, Event, HandshakeError, LinkShape, LostReason,
     SendError, Status, Timing, Token,
 };
-use glinthawk_flight::{Buffer, Kind, Limits, Message, Place, WireError};
+use glinthawk_flight::{Buffer, Kind, Limits, Message, ShardId, StepId, WireError};
 use net_support::*;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -56,10 +56,10 @@ fn bytes_between_the_tiers_are_what_the_design_says() {
     let ((tier1, tier2_peer), (tier2, tier1_peer)) = pair(config("tier1"), config("tier2"));
     for count in [32, 33, 64] {
         let qkv = Buffer::zeroed(count * out_bytes as usize);
-        tier1.send(tier2_peer, Message::attend(Place::default(), &rows(count), qkv)).unwrap();
+        tier1.send(tier2_peer, Message::attend(StepId::default(), 0, &rows(count), qkv)).unwrap();
         next_message(&tier2);
         let attended = Buffer::zeroed(count * back_bytes as usize);
-        tier2.send(tier1_peer, Message::attended(Place::default(), count, attended)).unwrap();
+        tier2.send(tier1_peer, Message::attended(StepId::default(), 0, count, attended)).unwrap();
         next_message(&tier1);
     }
     let stats = &tier2.stats()[0];
@@ -79,7 +79,7 @@ fn a_goodbye_comes_after_everything_that_was_sent() {
     }
     near.shutdown();
     for flight in 0..500 {
-        assert_eq!(next_message(&far).1.place().flight, flight);
+        assert_eq!(flight_of(&next_message(&far).1), flight);
     }
     assert_eq!(next_lost(&far), (near_peer, LostReason::Goodbye));
     assert_eq!(far.send(near_peer, attended(0, 2)), Err(SendError::Gone(near_peer)));
@@ -160,8 +160,8 @@ fn the_smaller_limits_hold_for_both() {
         let SendError::OverLimit { source, .. } = over else { panic!("{over}") };
         assert!(matches!(source, WireError::OverLimit { value: 1002, limit: 1000, .. }));
     }
-    assert_eq!(next_message(&far).1.place().flight, 1);
-    assert_eq!(next_message(&near).1.place().flight, 1);
+    assert_eq!(flight_of(&next_message(&far).1), 1);
+    assert_eq!(flight_of(&next_message(&near).1), 1);
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn back_pressure_bounds_both_sides() {
             let held = far.stats()[0].received_total().bytes - taken;
             assert!(held <= (1 << 20) + (512 << 10), "{held} bytes unread");
             let (_, message) = next_message(&far);
-            assert_eq!(message.place().flight, flight);
+            assert_eq!(flight_of(&message), flight);
             taken += message.header().wire_bytes() as u64;
         }
     });
@@ -222,11 +222,11 @@ fn delay_pipelines_over_a_real_socket() {
         near.send(far_peer, attended(flight, 1000)).unwrap();
     }
     for flight in 0..MESSAGES {
-        assert_eq!(next_message(&far).1.place().flight, flight);
+        assert_eq!(flight_of(&next_message(&far).1), flight);
         far.send(near_peer, attended(flight, 1000)).unwrap();
     }
     for flight in 0..MESSAGES {
-        assert_eq!(next_message(&near).1.place().flight, flight);
+        assert_eq!(flight_of(&next_message(&near).1), flight);
     }
     let elapsed = start.elapsed();
     assert!(elapsed >= 2 * DELAY, "there and back took {elapsed:?}");
@@ -278,11 +278,10 @@ fn messages_survive_any_segmentation() {
     };
     let mut sent = Vec::new();
     let mut stream = Vec::new();
-    for flight in 0..300 {
-        let place = Place { flight, ..Place::default() };
+    for flight in 0u32..300 {
         let message = match random(4) {
-            0 => Message::control(place, Vec::new(), Buffer::default()),
-            1 => Message::home(place, vec![flight as u8; random(50) as usize]),
+            0 => Message::control(flight.to_le_bytes().to_vec(), Buffer::default()),
+            1 => Message::home(step(flight), vec![flight as u8; random(50) as usize]),
             2 => attended(flight, 2 + 2 * random(2000) as usize),
             _ => Message::heartbeat(),
         };
@@ -325,19 +324,19 @@ fn many_senders_leave_nothing_behind() {
             let near = &near;
             scope.spawn(move || {
                 for number in 0..MESSAGES {
-                    let place = Place { lane: sender, flight: number, ..Place::default() };
+                    let step = StepId { shard: ShardId { flight: number, lane: sender }, epoch: 0 };
                     // Now and then one that is too long to be written by its sender.
                     let bytes = if (number + sender).is_multiple_of(50) { 200_000 } else { 1000 };
-                    let message = Message::attended(place, 1, Buffer::zeroed(bytes));
+                    let message = Message::attended(step, 0, 1, Buffer::zeroed(bytes));
                     near.send(far_peer, message).unwrap();
                 }
             });
         }
         let mut next_number = [0; SENDERS as usize];
         for _ in 0..SENDERS * MESSAGES {
-            let place = next_message(&far).1.place();
-            assert_eq!(place.flight, next_number[place.lane as usize]);
-            next_number[place.lane as usize] += 1;
+            let ShardId { flight, lane } = next_message(&far).1.step().shard;
+            assert_eq!(flight, next_number[lane as usize]);
+            next_number[lane as usize] += 1;
         }
         assert_eq!(next_number, [MESSAGES; SENDERS as usize]);
     });

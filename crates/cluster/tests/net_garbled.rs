@@ -5,7 +5,7 @@ mod net_support;
 use glinthawk_cluster::net::{
     Bounds, Config, Controller, Hello, LostReason, SendError, Status, Timing,
 };
-use glinthawk_flight::{Buffer, HEADER_BYTES, Limits, Message, Place};
+use glinthawk_flight::{Buffer, HEADER_BYTES, Limits, Message, StepId};
 use net_support::*;
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn check_goes_on(victim: &Controller, address: SocketAddr) {
     let friend_peer = next_joined(victim);
     friend.send(victim_peer, attended(42, 1000)).unwrap();
     let (peer, message) = next_message(victim);
-    assert_eq!((peer, message.place().flight), (friend_peer, 42));
+    assert_eq!((peer, flight_of(&message)), (friend_peer, 42));
     friend.shutdown();
     assert_eq!(next_lost(victim), (friend_peer, LostReason::Goodbye));
 }
@@ -64,7 +64,7 @@ fn strangers_are_refused_with_one_line() {
         (changed(0, b'X'), false, "not a glinthawk hello"),
         (noise(100, 1), false, "not a glinthawk hello"),
         (noise(1 << 20, 2), false, "not a glinthawk hello"),
-        (changed(4, 99), false, "protocol version 99, this node speaks 3"),
+        (changed(4, 99), false, "protocol version 99, this node speaks 4"),
         (changed(63, hello[63] ^ 1), false, "wrong cluster token"),
         (endless, false, "wrong cluster token"),
         (hello[..50].to_vec(), true, "closed after 50 bytes of 128"),
@@ -111,7 +111,7 @@ fn a_peer_that_says_nothing_is_dropped() {
 #[test]
 fn garbled_messages_lose_their_sender_only() {
     let _alone = capture_log();
-    let good = wire(&Message::attend(Place::default(), &rows(3), Buffer::zeroed(3 * 200)));
+    let good = wire(&Message::attend(StepId::default(), 0, &rows(3), Buffer::zeroed(3 * 200)));
     let patched = |at: usize, value: u32| {
         let mut bytes = good.clone();
         bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
@@ -128,13 +128,13 @@ fn garbled_messages_lose_their_sender_only() {
     let cases: [(Vec<u8>, &str); 11] = [
         (noise(5000, 4), "not a glinthawk message"),
         (after_a_good_one, "not a glinthawk message"),
-        (patched(4, 0x0001_0063), "protocol version 99, this node speaks 3"),
+        (patched(4, 0x0001_0063), "protocol version 99, this node speaks 4"),
         (patched(6, 200), "unknown message kind 200"),
         (flipped_header, "header checksum"),
         (flipped_payload, "attend body checksum"),
-        (patched(48, u32::MAX), "attend with payload bytes 4294967295, agreed limit is 100000"),
-        (patched(44, 10_001), "attend with table bytes 10001, agreed limit is 10000"),
-        (patched(40, 4), "attend of 4 rows with table bytes 36: must be 12 a row"),
+        (patched(36, u32::MAX), "attend with payload bytes 4294967295, agreed limit is 100000"),
+        (patched(32, 10_001), "attend with table bytes 10001, agreed limit is 10000"),
+        (patched(28, 4), "attend of 4 rows with table bytes 36: must be 12 a row"),
         (good[..40].to_vec(), "closed the connection after 40 of a message's 64 bytes"),
         (good[..300].to_vec(), "closed the connection after 300 of a message's 700 bytes"),
     ];
@@ -250,7 +250,7 @@ fn last_words_are_heard() {
         for flight in [1, 2] {
             // Into the broken socket, for good measure.
             let _ = victim.send(hasty_peer, attended(0, 50_000));
-            assert_eq!(next_message(&victim).1.place().flight, flight, "round {round}");
+            assert_eq!(flight_of(&next_message(&victim).1), flight, "round {round}");
         }
         assert_eq!(next_lost(&victim), (hasty_peer, LostReason::Goodbye), "round {round}");
     }

@@ -1,7 +1,6 @@
 //! What can be wrong with bytes that claim to be a message; every variant names the culprit.
 
-use crate::header::{Kind, PROTOCOL_VERSION};
-use crate::row::ShardError;
+use crate::kind::{Kind, PROTOCOL_VERSION};
 
 /// Why bytes were refused as a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,13 +82,5 @@ pub enum WireError {
         value: u64,
         /// What it must be.
         rule: &'static str,
-    },
-    /// The shards do not partition the rows.
-    #[error("{kind} row table: {source}")]
-    Shards {
-        /// The message's kind.
-        kind: Kind,
-        /// What is wrong with them.
-        source: ShardError,
     },
 }

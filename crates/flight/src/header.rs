@@ -2,19 +2,17 @@
 //! anything is allocated for its body, and the checksum.
 
 use crate::error::WireError;
-use crate::row::Shard;
+use crate::kind::{Kind, PROTOCOL_VERSION};
+use crate::row::{ShardId, StepId};
 use crate::table::{CONTEXT_ROW_BYTES, row_table_bytes_min};
-use std::fmt;
 use std::mem::{align_of, offset_of, size_of};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of every header.
 pub const HEADER_BYTES: usize = 64;
-/// The first four bytes of every message and handshake: "GLNT".
+/// The first four bytes of every message: "GLNT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"GLNT");
-/// Version of headers, tables, handshake and control messages together.
-pub const PROTOCOL_VERSION: u16 = 3;
 
 /// The header as it travels: little-endian, no padding, readable at any address.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -23,17 +21,15 @@ struct WireHeader {
     magic: U32,
     version: U16,
     kind: u8,
-    reserved: u8,
+    reserved_kind: u8,
     flight: U32,
     lane: U32,
     epoch: U64,
-    step: U64,
     layer: U32,
-    start: U32,
     rows: U32,
     table_bytes: U32,
     payload_bytes: U32,
-    held_us: U32,
+    reserved: [u8; 16],
     /// CRC-32 of table and payload, in this order.
     body_checksum: U32,
     /// CRC-32 of the 60 bytes before it: lengths are believed only after it matches.
@@ -45,79 +41,13 @@ const CHECKED_BYTES: usize = HEADER_BYTES - 4;
 const _: () = assert!(size_of::<WireHeader>() == HEADER_BYTES && align_of::<WireHeader>() == 1);
 const _: () = assert!(offset_of!(WireHeader, version) == 4 && offset_of!(WireHeader, kind) == 6);
 const _: () = assert!(offset_of!(WireHeader, flight) == 8 && offset_of!(WireHeader, lane) == 12);
-const _: () = assert!(offset_of!(WireHeader, epoch) == 16 && offset_of!(WireHeader, step) == 24);
-const _: () = assert!(offset_of!(WireHeader, layer) == 32 && offset_of!(WireHeader, start) == 36);
-const _: () = assert!(offset_of!(WireHeader, rows) == 40);
-const _: () = assert!(offset_of!(WireHeader, table_bytes) == 44);
-const _: () = assert!(offset_of!(WireHeader, payload_bytes) == 48);
-const _: () = assert!(offset_of!(WireHeader, held_us) == 52);
+const _: () = assert!(offset_of!(WireHeader, epoch) == 16 && offset_of!(WireHeader, layer) == 24);
+const _: () = assert!(offset_of!(WireHeader, rows) == 28);
+const _: () = assert!(offset_of!(WireHeader, table_bytes) == 32);
+const _: () = assert!(offset_of!(WireHeader, payload_bytes) == 36);
+const _: () = assert!(offset_of!(WireHeader, reserved) == 40);
 const _: () = assert!(offset_of!(WireHeader, body_checksum) == 56);
 const _: () = assert!(offset_of!(WireHeader, header_checksum) == CHECKED_BYTES);
-
-/// What a message is. The number is its byte on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Kind {
-    /// Tier 1 → Tier 2: rows (slot, position, page) and their q, k, v in bf16.
-    Attend = 1,
-    /// Tier 2 → Tier 1: the rows' attention output in bf16, in the order asked.
-    Attended = 2,
-    /// Slice → next slice: rows, shards, sampling, and the residual in f32.
-    Hop = 3,
-    /// Dispatcher → slice 0: rows, shards, sampling.
-    Launch = 4,
-    /// Last slice → dispatcher: what was sampled, encoded by the sender.
-    Home = 5,
-    /// Anything else nodes tell each other; encoded by the sender, with an optional payload.
-    Control = 6,
-    /// Says that the sender lives.
-    Heartbeat = 7,
-    /// The sender's last message: it leaves in good order.
-    Goodbye = 8,
-}
-
-/// Every kind; `KINDS[kind.index()] == kind`.
-pub const KINDS: [Kind; 8] = [
-    Kind::Attend,
-    Kind::Attended,
-    Kind::Hop,
-    Kind::Launch,
-    Kind::Home,
-    Kind::Control,
-    Kind::Heartbeat,
-    Kind::Goodbye,
-];
-
-impl Kind {
-    /// The kind's place in [`KINDS`], for counters by kind.
-    pub fn index(self) -> usize {
-        self as usize - 1
-    }
-
-    /// The kind's name in logs and statistics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Attend => "attend",
-            Kind::Attended => "attended",
-            Kind::Hop => "hop",
-            Kind::Launch => "launch",
-            Kind::Home => "home",
-            Kind::Control => "control",
-            Kind::Heartbeat => "heartbeat",
-            Kind::Goodbye => "goodbye",
-        }
-    }
-
-    fn from_byte(byte: u8) -> Option<Self> {
-        KINDS.get(usize::from(byte).checked_sub(1)?).copied()
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
-    }
-}
 
 /// Upper bounds on one message, agreed in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,31 +78,14 @@ impl Limits {
     }
 }
 
-/// Where in the computation a message belongs. Fields that a kind has no use for are 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
-    /// The flight.
-    pub flight: u32,
-    /// The attempt; what carries an older one is dropped.
-    pub epoch: u64,
-    /// The flight's pass through the layers.
-    pub step: u64,
-    /// Layer of the model, from 0; a hop's is the first that the receiver runs.
-    pub layer: u32,
-    /// The Tier-2 node's place in its Tier-1 node's list of attention workers.
-    pub lane: u32,
-    /// First of the message's rows in the flight.
-    pub start: u32,
-    /// In an answer: how long the answering node held the request, microseconds, so that the asker
-    /// can tell network from compute without a common clock.
-    pub held_us: u32,
-}
-
 /// A header that was found to be well-formed and within the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub(crate) kind: Kind,
-    pub(crate) place: Place,
+    /// 0 in the kinds that belong to no step.
+    pub(crate) step: StepId,
+    /// 0 in the kinds that belong to no layer.
+    pub(crate) layer: u32,
     pub(crate) rows: u32,
     pub(crate) table_bytes: u32,
     pub(crate) payload_bytes: u32,
@@ -196,12 +109,17 @@ impl Header {
         if found != computed {
             return Err(WireError::HeaderChecksum { found, computed });
         }
-        if wire.reserved != 0 {
-            return Err(WireError::Reserved { found: wire.reserved });
+        let mut reserved = wire.reserved.iter().chain([&wire.reserved_kind]);
+        if let Some(&found) = reserved.find(|byte| **byte != 0) {
+            return Err(WireError::Reserved { found });
         }
         let header = Self {
             kind: Kind::from_byte(wire.kind).ok_or(WireError::Kind { found: wire.kind })?,
-            place: wire.place(),
+            step: StepId {
+                shard: ShardId { flight: wire.flight.get(), lane: wire.lane.get() },
+                epoch: wire.epoch.get(),
+            },
+            layer: wire.layer.get(),
             rows: wire.rows.get(),
             table_bytes: wire.table_bytes.get(),
             payload_bytes: wire.payload_bytes.get(),
@@ -217,17 +135,15 @@ impl Header {
             magic: MAGIC.into(),
             version: PROTOCOL_VERSION.into(),
             kind: self.kind as u8,
-            reserved: 0,
-            flight: self.place.flight.into(),
-            lane: self.place.lane.into(),
-            epoch: self.place.epoch.into(),
-            step: self.place.step.into(),
-            layer: self.place.layer.into(),
-            start: self.place.start.into(),
+            reserved_kind: 0,
+            flight: self.step.shard.flight.into(),
+            lane: self.step.shard.lane.into(),
+            epoch: self.step.epoch.into(),
+            layer: self.layer.into(),
             rows: self.rows.into(),
             table_bytes: self.table_bytes.into(),
             payload_bytes: self.payload_bytes.into(),
-            held_us: self.place.held_us.into(),
+            reserved: [0; 16],
             body_checksum: self.body_checksum.into(),
             header_checksum: 0.into(),
         };
@@ -265,14 +181,23 @@ impl Header {
         let row_table = (fits, "table bytes", table, "too few for the rows");
         let bf16_rows = (values(2), "payload bytes", payload, "must be whole bf16 rows");
         let f32_rows = (values(4), "payload bytes", payload, "must be whole f32 rows");
+        // The header's fields that a kind has no use for are reserved in it.
+        let layer = u64::from(self.layer);
+        let no_layer = (layer == 0, "layer", layer, "must be 0");
+        let StepId { shard: ShardId { flight, lane }, epoch } = self.step;
+        let no_flight = (flight == 0, "flight", flight.into(), "must be 0");
+        let no_lane = (lane == 0, "lane", lane.into(), "must be 0");
+        let no_epoch = (epoch == 0, "epoch", epoch, "must be 0");
         let rules: &[_] = match self.kind {
             Kind::Attend => &[some_rows, context_rows, bf16_rows],
             Kind::Attended => &[some_rows, no_table, bf16_rows],
-            Kind::Hop => &[some_rows, row_table, f32_rows],
-            Kind::Launch => &[some_rows, row_table, no_payload],
-            Kind::Home => &[no_rows, no_payload],
-            Kind::Control => &[no_rows],
-            Kind::Heartbeat | Kind::Goodbye => &[no_rows, no_table, no_payload],
+            Kind::Hop => &[some_rows, row_table, f32_rows, no_layer],
+            Kind::Launch => &[some_rows, row_table, no_payload, no_layer],
+            Kind::Home => &[no_rows, no_payload, no_layer],
+            Kind::Control => &[no_rows, no_flight, no_lane, no_epoch, no_layer],
+            Kind::Heartbeat | Kind::Goodbye => {
+                &[no_rows, no_table, no_payload, no_flight, no_lane, no_epoch, no_layer]
+            }
         };
         match rules.iter().find(|(fits, ..)| !fits) {
             None => Ok(()),
@@ -287,9 +212,14 @@ impl Header {
         self.kind
     }
 
-    /// Where it belongs.
-    pub fn place(&self) -> Place {
-        self.place
+    /// The step it belongs to.
+    pub fn step(&self) -> StepId {
+        self.step
+    }
+
+    /// The layer it belongs to, counted from the first of the slice.
+    pub fn layer(&self) -> u32 {
+        self.layer
     }
 
     /// Rows it carries.
@@ -310,25 +240,6 @@ impl Header {
     /// Bytes of the whole message on the wire.
     pub fn wire_bytes(&self) -> usize {
         HEADER_BYTES + self.table_bytes() + self.payload_bytes()
-    }
-
-    /// The rows as a range of their flight.
-    pub fn shard(&self) -> Shard {
-        Shard { lane: self.place.lane, start: self.place.start, len: self.rows }
-    }
-}
-
-impl WireHeader {
-    fn place(&self) -> Place {
-        Place {
-            flight: self.flight.get(),
-            epoch: self.epoch.get(),
-            step: self.step.get(),
-            layer: self.layer.get(),
-            lane: self.lane.get(),
-            start: self.start.get(),
-            held_us: self.held_us.get(),
-        }
     }
 }
 

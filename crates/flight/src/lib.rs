@@ -5,15 +5,15 @@
 mod buffer;
 mod error;
 mod header;
+mod kind;
 mod message;
 mod row;
 mod table;
 
 pub use buffer::{Buffer, Pool};
 pub use error::WireError;
-pub use header::{
-    BodyChecksum, HEADER_BYTES, Header, KINDS, Kind, Limits, MAGIC, PROTOCOL_VERSION, Place,
-};
+pub use header::{BodyChecksum, HEADER_BYTES, Header, Limits, MAGIC};
+pub use kind::{KINDS, Kind, PROTOCOL_VERSION};
 pub use message::Message;
-pub use row::{PAGE_POSITIONS, Row, Shard, ShardError, check_shards, split};
+pub use row::{PAGE_POSITIONS, Row, ShardId, StepId};
 pub use table::{CONTEXT_ROW_BYTES, ContextRow, RowTable};

@@ -3,8 +3,9 @@
 
 use crate::buffer::Buffer;
 use crate::error::WireError;
-use crate::header::{BodyChecksum, HEADER_BYTES, Header, Kind, Limits, Place};
-use crate::row::{Row, Shard};
+use crate::header::{BodyChecksum, HEADER_BYTES, Header, Limits};
+use crate::kind::Kind;
+use crate::row::{Row, StepId};
 use crate::table::{CONTEXT_ROW_BYTES, ContextRow, RowTable};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -18,63 +19,65 @@ pub struct Message {
 
 impl Message {
     /// A shard's rows and their q, k, v, (rows, query_width + 2·kv_width) bf16, for a Tier-2 node.
-    pub fn attend(place: Place, rows: &[Row], qkv: Buffer) -> Self {
+    pub fn attend(step: StepId, layer: u32, rows: &[Row], qkv: Buffer) -> Self {
         let mut table = Vec::with_capacity(rows.len() * CONTEXT_ROW_BYTES);
         for row in rows {
             table.extend_from_slice(ContextRow::from(row).as_bytes());
         }
-        Self::make(Kind::Attend, place, rows.len(), table, qkv)
+        Self::make(Kind::Attend, step, layer, rows.len(), table, qkv)
     }
 
     /// The answer to an attend of `rows` rows: (rows, query_width) bf16.
-    pub fn attended(place: Place, rows: usize, attended: Buffer) -> Self {
-        Self::make(Kind::Attended, place, rows, Vec::new(), attended)
+    pub fn attended(step: StepId, layer: u32, rows: usize, attended: Buffer) -> Self {
+        Self::make(Kind::Attended, step, layer, rows, Vec::new(), attended)
     }
 
-    /// A flight on its way to the next slice; `residual` is (rows, hidden) f32.
-    pub fn hop(
-        place: Place,
-        rows: &[Row],
-        shards: &[Shard],
-        sampling: &[u8],
-        residual: Buffer,
-    ) -> Self {
-        let table = RowTable::encode(rows, shards, sampling);
-        Self::make(Kind::Hop, place, rows.len(), table, residual)
+    /// A shard on its way to the next slice; `residual` is (rows, hidden) f32.
+    pub fn hop(step: StepId, rows: &[Row], sampling: &[u8], residual: Buffer) -> Self {
+        let table = RowTable::encode(rows, sampling);
+        Self::make(Kind::Hop, step, 0, rows.len(), table, residual)
     }
 
-    /// A flight on its way to slice 0.
-    pub fn launch(place: Place, rows: &[Row], shards: &[Shard], sampling: &[u8]) -> Self {
-        let table = RowTable::encode(rows, shards, sampling);
-        Self::make(Kind::Launch, place, rows.len(), table, Buffer::default())
+    /// A shard on its way to slice 0.
+    pub fn launch(step: StepId, rows: &[Row], sampling: &[u8]) -> Self {
+        let table = RowTable::encode(rows, sampling);
+        Self::make(Kind::Launch, step, 0, rows.len(), table, Buffer::default())
     }
 
     /// What the last slice sampled, encoded by the caller.
-    pub fn home(place: Place, sampled: Vec<u8>) -> Self {
-        Self::make(Kind::Home, place, 0, sampled, Buffer::default())
+    pub fn home(step: StepId, sampled: Vec<u8>) -> Self {
+        Self::make(Kind::Home, step, 0, 0, sampled, Buffer::default())
     }
 
     /// A control message, encoded by the caller; `payload` may be empty.
-    pub fn control(place: Place, control: Vec<u8>, payload: Buffer) -> Self {
-        Self::make(Kind::Control, place, 0, control, payload)
+    pub fn control(control: Vec<u8>, payload: Buffer) -> Self {
+        Self::make(Kind::Control, StepId::default(), 0, 0, control, payload)
     }
 
     /// A sign of life.
     pub fn heartbeat() -> Self {
-        Self::make(Kind::Heartbeat, Place::default(), 0, Vec::new(), Buffer::default())
+        Self::make(Kind::Heartbeat, StepId::default(), 0, 0, Vec::new(), Buffer::default())
     }
 
     /// The last message before leaving.
     pub fn goodbye() -> Self {
-        Self::make(Kind::Goodbye, Place::default(), 0, Vec::new(), Buffer::default())
+        Self::make(Kind::Goodbye, StepId::default(), 0, 0, Vec::new(), Buffer::default())
     }
 
     /// Panics where the parts do not fit each other: that is the sender's own mistake.
-    fn make(kind: Kind, place: Place, rows: usize, table: Vec<u8>, payload: Buffer) -> Self {
+    fn make(
+        kind: Kind,
+        step: StepId,
+        layer: u32,
+        rows: usize,
+        table: Vec<u8>,
+        payload: Buffer,
+    ) -> Self {
         let length = |value: usize| u32::try_from(value).expect("message parts are below 4 GiB");
         let header = Header {
             kind,
-            place,
+            step,
+            layer,
             rows: length(rows),
             table_bytes: length(table.len()),
             payload_bytes: length(payload.len_bytes()),
@@ -148,9 +151,14 @@ impl Message {
         self.header.kind
     }
 
-    /// Where in the computation it belongs.
-    pub fn place(&self) -> Place {
-        self.header.place
+    /// The step it belongs to.
+    pub fn step(&self) -> StepId {
+        self.header.step
+    }
+
+    /// The layer it belongs to, counted from the first of the slice.
+    pub fn layer(&self) -> u32 {
+        self.header.layer
     }
 
     /// Rows it carries.
@@ -169,7 +177,7 @@ impl Message {
         <[ContextRow]>::ref_from_bytes(&self.table).expect("12 bytes a row, checked when made")
     }
 
-    /// Rows, shards and sampling of a hop or launch; panics for another kind.
+    /// Rows and sampling of a hop or launch; panics for another kind.
     pub fn row_table(&self) -> RowTable<'_> {
         assert!(
             matches!(self.header.kind, Kind::Hop | Kind::Launch),
@@ -184,19 +192,9 @@ impl Message {
         &self.payload
     }
 
-    /// Bytes of one row's payload; 0 where there are no rows.
-    pub fn row_payload_bytes(&self) -> usize {
-        self.payload.len_bytes().checked_div(self.rows()).unwrap_or(0)
-    }
-
     /// The payload, for the kernels or back to the pool.
     pub fn into_payload(self) -> Buffer {
         self.payload
-    }
-
-    /// Table and payload.
-    pub fn into_parts(self) -> (Vec<u8>, Buffer) {
-        (self.table, self.payload)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use glinthawk_flight::{
     BodyChecksum, Buffer, HEADER_BYTES, Header, KINDS, Kind, Limits, MAGIC, Message,
-    PROTOCOL_VERSION, Place, Row, Shard, WireError, check_shards, split,
+    PROTOCOL_VERSION, Row, ShardId, StepId, WireError,
 };
 use proptest::prelude::*;
 
@@ -38,18 +38,9 @@ fn resealed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-fn place() -> impl Strategy<Value = Place> {
-    (any::<(u32, u64, u64)>(), any::<(u32, u32, u32, u32)>()).prop_map(
-        |((flight, epoch, step), (layer, lane, start, held_us))| Place {
-            flight,
-            epoch,
-            step,
-            layer,
-            lane,
-            start,
-            held_us,
-        },
-    )
+fn step() -> impl Strategy<Value = StepId> {
+    any::<(u32, u32, u64)>()
+        .prop_map(|(flight, lane, epoch)| StepId { shard: ShardId { flight, lane }, epoch })
 }
 
 fn rows() -> impl Strategy<Value = Vec<Row>> {
@@ -62,19 +53,6 @@ fn rows() -> impl Strategy<Value = Vec<Row>> {
     prop::collection::vec(row, 1..40)
 }
 
-/// Shards that partition `rows` rows at the given cuts.
-fn shards_at(rows: usize, cuts: &[usize]) -> Vec<Shard> {
-    let mut edges: Vec<usize> = cuts.iter().map(|cut| cut % rows).chain([0, rows]).collect();
-    edges.sort_unstable();
-    edges.dedup();
-    let shard = |(index, pair): (usize, &[usize])| Shard {
-        lane: 3 * index as u32,
-        start: pair[0] as u32,
-        len: (pair[1] - pair[0]) as u32,
-    };
-    edges.windows(2).enumerate().map(shard).collect()
-}
-
 fn noise(bytes: usize, seed: u8) -> Buffer {
     let noise: Vec<u8> = (0..bytes).map(|i| (i as u8).wrapping_mul(31) ^ seed).collect();
     buffer(&noise)
@@ -83,26 +61,22 @@ fn noise(bytes: usize, seed: u8) -> Buffer {
 prop_compose! {
     fn message()(
         kind in prop::sample::select(KINDS.as_slice()),
-        place in place(),
+        step in step(),
+        layer in any::<u32>(),
         rows in rows(),
-        cuts in prop::collection::vec(any::<usize>(), 0..5),
         blob in prop::collection::vec(any::<u8>(), 0..60),
         width in 1usize..20,
         seed in any::<u8>(),
     ) -> Message {
-        let shards = shards_at(rows.len(), &cuts);
         match kind {
-            Kind::Attend => Message::attend(place, &rows, noise(rows.len() * width * 2, seed)),
+            Kind::Attend => Message::attend(step, layer, &rows, noise(rows.len() * width * 2, seed)),
             Kind::Attended => {
-                Message::attended(place, rows.len(), noise(rows.len() * width * 2, seed))
+                Message::attended(step, layer, rows.len(), noise(rows.len() * width * 2, seed))
             }
-            Kind::Hop => {
-                let residual = noise(rows.len() * width * 4, seed);
-                Message::hop(place, &rows, &shards, &blob, residual)
-            }
-            Kind::Launch => Message::launch(place, &rows, &shards, &blob),
-            Kind::Home => Message::home(place, blob),
-            Kind::Control => Message::control(place, blob, noise(width, seed)),
+            Kind::Hop => Message::hop(step, &rows, &blob, noise(rows.len() * width * 4, seed)),
+            Kind::Launch => Message::launch(step, &rows, &blob),
+            Kind::Home => Message::home(step, blob),
+            Kind::Control => Message::control(blob, noise(width, seed)),
             Kind::Heartbeat => Message::heartbeat(),
             Kind::Goodbye => Message::goodbye(),
         }
@@ -116,45 +90,33 @@ proptest! {
         prop_assert_eq!(bytes.len(), message.header().wire_bytes());
         let opened = open(&bytes, &Limits::default()).unwrap();
         prop_assert_eq!(opened.kind(), message.kind());
-        prop_assert_eq!(opened.place(), message.place());
-        prop_assert_eq!(opened.header().shard(), message.header().shard());
+        prop_assert_eq!((opened.step(), opened.layer()), (message.step(), message.layer()));
+        prop_assert_eq!(opened.rows(), message.rows());
         prop_assert_eq!(wire(&opened), bytes);
     }
 
     #[test]
-    fn row_tables_carry_rows_shards_and_sampling(
+    fn row_tables_carry_rows_and_sampling(
+        step in step(),
         rows in rows(),
-        cuts in prop::collection::vec(any::<usize>(), 0..5),
         sampling in prop::collection::vec(any::<u8>(), 0..60),
     ) {
-        let shards = shards_at(rows.len(), &cuts);
-        let launch = Message::launch(Place::default(), &rows, &shards, &sampling);
+        let launch = Message::launch(step, &rows, &sampling);
         let launch = open(&wire(&launch), &Limits::default()).unwrap();
         let table = launch.row_table();
         prop_assert_eq!(table.rows().collect::<Vec<_>>(), &rows[..]);
-        prop_assert_eq!(table.shards().collect::<Vec<_>>(), &shards[..]);
         prop_assert_eq!(table.sampling(), &sampling[..]);
     }
 
     #[test]
-    fn split_then_merged_rows_are_the_flights(
-        rows in rows(),
-        cuts in prop::collection::vec(any::<usize>(), 0..9),
-    ) {
-        let shards = shards_at(rows.len(), &cuts);
-        prop_assert_eq!(check_shards(rows.len() as u32, shards.iter().copied()), Ok(()));
-        let mut merged = Vec::new();
-        for (shard, part) in split(&rows, &shards) {
-            // A range of the flight's rows, not a copy of them.
-            prop_assert!(std::ptr::eq(part, &rows[shard.range()]));
-            let attend = Message::attend(Place::default(), part, noise(part.len() * 2, 0));
-            for (sent, row) in attend.context_rows().iter().zip(part) {
-                prop_assert_eq!((sent.slot(), sent.position(), sent.page()),
-                    (row.slot, row.position, row.page));
-            }
-            merged.extend_from_slice(part);
+    fn context_rows_carry_slot_position_and_page(step in step(), rows in rows()) {
+        let attend = Message::attend(step, 3, &rows, noise(rows.len() * 2, 0));
+        let attend = open(&wire(&attend), &Limits::default()).unwrap();
+        prop_assert_eq!(attend.context_rows().len(), rows.len());
+        for (sent, row) in attend.context_rows().iter().zip(&rows) {
+            prop_assert_eq!((sent.slot(), sent.position(), sent.page()),
+                (row.slot, row.position, row.page));
         }
-        prop_assert_eq!(merged, rows);
     }
 
     #[test]
@@ -210,32 +172,12 @@ proptest! {
             }
         }
     }
-
-    /// The same for the table: its inner counts are the sender's claims too.
-    #[test]
-    fn lying_tables_do_no_harm(
-        rows in rows(),
-        at in any::<prop::sample::Index>(),
-        value in any::<u32>(),
-    ) {
-        let shards = shards_at(rows.len(), &[7, 11]);
-        let launch = Message::launch(Place::default(), &rows, &shards, &[1, 2, 3]);
-        let mut bytes = wire(&launch);
-        let at = HEADER_BYTES + at.index(bytes.len() - HEADER_BYTES - 4);
-        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        let body_checksum = crc32fast::hash(&bytes[HEADER_BYTES..]).to_le_bytes();
-        bytes[56..60].copy_from_slice(&body_checksum);
-        if let Ok(opened) = open(&resealed(bytes), &Limits::default()) {
-            let shards = opened.row_table().shards();
-            prop_assert_eq!(check_shards(rows.len() as u32, shards), Ok(()));
-        }
-    }
 }
 
 #[test]
 fn refusals_name_what_is_wrong() {
     let row = Row { slot: 1, position: 2, page: 3, token: 4 };
-    let attend = wire(&Message::attend(Place::default(), &[row; 2], Buffer::zeroed(8)));
+    let attend = wire(&Message::attend(StepId::default(), 0, &[row; 2], Buffer::zeroed(8)));
     let check = |change: &dyn Fn(&mut Vec<u8>), expected: &str| {
         let mut bytes = attend.clone();
         change(&mut bytes);
@@ -251,20 +193,39 @@ fn refusals_name_what_is_wrong() {
     check(&|bytes| bytes.truncate(70), "table has 6 bytes, needs 24");
     check(&|bytes| bytes.truncate(90), "payload has 2 bytes, needs 8");
     check(&|bytes| bytes[0] = b'X', "magic is 0x544e4c58, not a glinthawk message");
-    check(&|bytes| bytes[4] = 9, "protocol version 9, this node speaks 3");
+    check(&|bytes| bytes[4] = 9, "protocol version 9, this node speaks 4");
     check(&|bytes| put(bytes, 6, 77), "unknown message kind 77");
     check(&|bytes| put(bytes, 6, 0x0101), "reserved byte is 1, must be 0");
-    check(&|bytes| put(bytes, 40, 9), "attend with rows 9, agreed limit is 8");
-    check(&|bytes| put(bytes, 44, 101), "attend with table bytes 101, agreed limit is 100");
+    check(&|bytes| put(bytes, 52, 0x0200_0000), "reserved byte is 2, must be 0");
+    check(&|bytes| put(bytes, 28, 9), "attend with rows 9, agreed limit is 8");
+    check(&|bytes| put(bytes, 32, 101), "attend with table bytes 101, agreed limit is 100");
     check(
-        &|bytes| put(bytes, 48, u32::MAX),
+        &|bytes| put(bytes, 36, u32::MAX),
         "attend with payload bytes 4294967295, agreed limit is 100",
     );
-    check(&|bytes| put(bytes, 40, 3), "attend of 3 rows with table bytes 24: must be 12 a row");
+    check(&|bytes| put(bytes, 28, 3), "attend of 3 rows with table bytes 24: must be 12 a row");
     check(
-        &|bytes| put(bytes, 48, 7),
+        &|bytes| put(bytes, 36, 7),
         "attend of 2 rows with payload bytes 7: must be whole bf16 rows",
     );
+}
+
+#[test]
+fn what_a_kind_has_no_use_for_is_reserved() {
+    let check = |message: Message, at: usize, expected: &str| {
+        let mut bytes = wire(&message);
+        bytes[at] = 5;
+        let error = open(&resealed(bytes), &Limits::default()).expect_err(expected);
+        assert_eq!(error.to_string(), expected);
+    };
+    let row = Row { slot: 1, position: 2, page: 3, token: 4 };
+    let launch = Message::launch(StepId::default(), &[row], &[]);
+    check(launch, 24, "launch of 1 rows with layer 5: must be 0");
+    check(Message::home(StepId::default(), vec![1]), 24, "home of 0 rows with layer 5: must be 0");
+    let control = || Message::control(vec![1], Buffer::default());
+    check(control(), 8, "control of 0 rows with flight 5: must be 0");
+    check(control(), 12, "control of 0 rows with lane 5: must be 0");
+    check(Message::heartbeat(), 16, "heartbeat of 0 rows with epoch 5: must be 0");
 }
 
 #[test]
@@ -274,8 +235,9 @@ fn framing_between_the_tiers_is_under_two_percent() {
     for rows in [32, 64, 1024] {
         let row = Row { slot: 0, position: 0, page: 0, token: 0 };
         let qkv = Buffer::zeroed(rows * out_bytes);
-        let attend = Message::attend(Place::default(), &vec![row; rows], qkv);
-        let attended = Message::attended(Place::default(), rows, Buffer::zeroed(rows * back_bytes));
+        let attend = Message::attend(StepId::default(), 0, &vec![row; rows], qkv);
+        let attended =
+            Message::attended(StepId::default(), 0, rows, Buffer::zeroed(rows * back_bytes));
         for (message, bytes) in [(attend, out_bytes), (attended, back_bytes)] {
             let share = message.header().wire_bytes() as f64 / (rows * bytes) as f64 - 1.0;
             assert!((0.0..0.02).contains(&share), "{} of {rows} rows: {share}", message.kind());
@@ -290,6 +252,6 @@ fn limits_agree_on_the_smaller() {
     let agreed = Limits { rows_max: 1, table_bytes_max: 2, payload_bytes_max: 3 };
     assert_eq!(small.agree(other), agreed);
     assert_eq!(other.agree(small), agreed);
-    let message = Message::control(Place::default(), vec![0; 3], Buffer::default());
+    let message = Message::control(vec![0; 3], Buffer::default());
     assert!(matches!(message.check(&agreed), Err(WireError::OverLimit { value: 3, limit: 2, .. })));
 }

@@ -2,20 +2,8 @@
 //! the state machines only say whose payload goes where.
 
 use crate::prompt::Generated;
-use glinthawk_flight::Row;
+use glinthawk_flight::{Row, StepId};
 use serde::{Deserialize, Serialize};
-
-/// Names a shard: the rows of one flight whose context lives on one lane.
-///
-/// A *lane* is a place in every Tier-1 node's list of attention workers. A prompt bound to lane 2
-/// has its context on worker 2 of every slice, under the same slot and page numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct ShardId {
-    /// The flight.
-    pub flight: u32,
-    /// The attention worker's place in each Tier-1 node's list.
-    pub lane: u32,
-}
 
 /// When shards that wait for Tier 1 are ready to be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,10 +17,8 @@ pub enum Merge {
 /// Starts a step of a shard: dispatcher → slice 0, then from slice to slice with the residual.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// The shard.
-    pub shard: ShardId,
-    /// Counts the launches of this shard: every message of an abandoned step is recognisable.
-    pub epoch: u32,
+    /// The step.
+    pub step: StepId,
     /// The rows; a prompt's rows stand together, in order of position.
     pub rows: Vec<Row>,
     /// The rows that end in a token, in order of row.
@@ -67,12 +53,10 @@ pub struct Sample {
 }
 
 /// Ends a step of a shard: last slice → dispatcher.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Home {
-    /// The shard.
-    pub shard: ShardId,
-    /// The launch's epoch.
-    pub epoch: u32,
+    /// The step.
+    pub step: StepId,
     /// One token for each of the launch's samples, in order.
     pub tokens: Vec<Generated>,
 }
@@ -80,10 +64,8 @@ pub struct Home {
 /// Rows on their way to attention: Tier 1 → Tier 2. The q, k, v payload travels beside it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attend {
-    /// The shard.
-    pub shard: ShardId,
-    /// The launch's epoch.
-    pub epoch: u32,
+    /// The step.
+    pub step: StepId,
     /// Layer, counted from the slice's first.
     pub layer: u32,
     /// The rows; their tokens are of no interest here.
@@ -93,10 +75,8 @@ pub struct Attend {
 /// Rows on their way back: Tier 2 → Tier 1. The attention output travels beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attended {
-    /// The shard.
-    pub shard: ShardId,
-    /// The launch's epoch.
-    pub epoch: u32,
+    /// The step.
+    pub step: StepId,
     /// Layer, counted from the slice's first.
     pub layer: u32,
 }

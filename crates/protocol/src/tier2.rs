@@ -2,16 +2,18 @@
 //! no prompts; slots and pages are numbers that the dispatcher chose.
 
 use crate::message::{Attend, Attended};
-use glinthawk_flight::{PAGE_POSITIONS, Row};
-use std::collections::{BTreeMap, VecDeque};
+use glinthawk_flight::{PAGE_POSITIONS, Row, ShardId};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
-/// A message that no dispatcher of ours would have sent.
+/// A message that no dispatcher of ours would have sent. Nothing of it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier2Error {
     /// The row's slot, page or position is outside what the node was given.
     OutOfRange(Row),
     /// The row's context has a hole before it.
     Gap(Row),
+    /// The rows of the slot do not stand together, in order of position.
+    Disorder(Row),
 }
 
 impl std::fmt::Display for Tier2Error {
@@ -19,6 +21,7 @@ impl std::fmt::Display for Tier2Error {
         let (row, what) = match self {
             Self::OutOfRange(row) => (row, "is outside this node's slots and pages"),
             Self::Gap(row) => (row, "comes before the pages below it"),
+            Self::Disorder(row) => (row, "does not follow the slot's row before it"),
         };
         write!(
             formatter,
@@ -30,49 +33,82 @@ impl std::fmt::Display for Tier2Error {
 
 impl std::error::Error for Tier2Error {}
 
-/// The state machine; see the module's head.
-pub struct Tier2Node {
+#[derive(Clone, Default)]
+struct Slot {
+    /// The page of every 16 positions.
+    pages: Vec<u32>,
+    /// The last message whose rows were checked against this slot.
+    checked_by: u64,
+}
+
+/// The state machine; see the module's head. `P` is what travels beside a message.
+pub struct Tier2Node<P = ()> {
     pages: u32,
-    /// Pages of every slot, one for each 16 positions.
-    tables: Vec<Vec<u32>>,
-    ready: BTreeMap<u32, VecDeque<Attend>>,
+    slots: Vec<Slot>,
+    /// The epoch and layer of the last message of each shard. What is not later than that belongs to an
+    /// abandoned step or came before, and its pages may be another prompt's by now.
+    newest: HashMap<ShardId, (u64, u32)>,
+    messages: u64,
+    ready: BTreeMap<u32, VecDeque<(Attend, P)>>,
     computing: Option<Attended>,
 }
 
-impl Tier2Node {
+impl<P> Tier2Node<P> {
     /// A node with `slots` page tables over `pages` pages.
     pub fn new(slots: u32, pages: u32) -> Self {
-        let tables = vec![Vec::new(); slots as usize];
-        Self { pages, tables, ready: BTreeMap::new(), computing: None }
+        Self {
+            pages,
+            slots: vec![Slot::default(); slots as usize],
+            newest: HashMap::new(),
+            messages: 0,
+            ready: BTreeMap::new(),
+            computing: None,
+        }
     }
 
     /// The pages of positions `0..=position` of a row that is being computed.
     pub fn pages(&self, row: &Row) -> &[u32] {
-        &self.tables[row.slot as usize][..=(row.position / PAGE_POSITIONS) as usize]
+        &self.slots[row.slot as usize].pages[..=(row.position / PAGE_POSITIONS) as usize]
     }
 
-    /// Takes rows to attend.
-    pub fn take(&mut self, attend: Attend) -> Result<(), Tier2Error> {
-        for row in &attend.rows {
-            self.bind(row)?;
+    /// Takes rows to attend. `false`: they are old news, and no page was touched for them.
+    pub fn take(&mut self, attend: Attend, payload: P) -> Result<bool, Tier2Error> {
+        let newest = self.newest.get(&attend.step.shard).copied();
+        if newest.is_some_and(|newest| (attend.step.epoch, attend.layer) <= newest) {
+            return Ok(false);
         }
-        self.ready.entry(attend.layer).or_default().push_back(attend);
-        Ok(())
+        self.check(&attend.rows)?;
+        if newest.is_some_and(|(epoch, _)| epoch < attend.step.epoch) {
+            self.abandon(attend.step.shard);
+        }
+        self.newest.insert(attend.step.shard, (attend.step.epoch, attend.layer));
+        for row in &attend.rows {
+            self.bind(row);
+        }
+        self.ready.entry(attend.layer).or_default().push_back((attend, payload));
+        Ok(true)
+    }
+
+    /// Forgets the rows of a shard that wait.
+    fn abandon(&mut self, shard: ShardId) {
+        self.ready.retain(|_, queue| {
+            queue.retain(|(attend, _)| attend.step.shard != shard);
+            !queue.is_empty()
+        });
     }
 
     /// The next rows to append and attend, if nothing is being computed: the deepest that wait.
-    pub fn start(&mut self) -> Option<Attend> {
+    pub fn start(&mut self) -> Option<(Attend, P)> {
         if self.computing.is_some() {
             return None;
         }
         let mut queue = self.ready.last_entry()?;
-        let attend = queue.get_mut().pop_front().expect("empty queues are removed");
+        let (attend, payload) = queue.get_mut().pop_front().expect("empty queues are removed");
         if queue.get().is_empty() {
             queue.remove();
         }
-        self.computing =
-            Some(Attended { shard: attend.shard, epoch: attend.epoch, layer: attend.layer });
-        Some(attend)
+        self.computing = Some(Attended { step: attend.step, layer: attend.layer });
+        Some((attend, payload))
     }
 
     /// The rows that [`Tier2Node::start`] gave are attended; what to answer.
@@ -80,21 +116,87 @@ impl Tier2Node {
         self.computing.take().expect("nothing was being computed")
     }
 
+    /// Whether every row can be entered into its slot's table, as it will be when the rows before it are.
+    fn check(&mut self, rows: &[Row]) -> Result<(), Tier2Error> {
+        self.messages += 1;
+        let mut before: Option<&Row> = None;
+        for row in rows {
+            let index = row.position / PAGE_POSITIONS;
+            let slot = self.slots.get_mut(row.slot as usize);
+            let slot = slot.filter(|_| row.page < self.pages && index < self.pages);
+            let slot = slot.ok_or(Tier2Error::OutOfRange(*row))?;
+            match before.filter(|before| before.slot == row.slot) {
+                Some(before) if before.position.checked_add(1) != Some(row.position) => {
+                    return Err(Tier2Error::Disorder(*row));
+                }
+                Some(_) => {}
+                None if slot.checked_by == self.messages => return Err(Tier2Error::Disorder(*row)),
+                None if index as usize > slot.pages.len() => return Err(Tier2Error::Gap(*row)),
+                None => slot.checked_by = self.messages,
+            }
+            before = Some(row);
+        }
+        Ok(())
+    }
+
     /// Enters a row's page into its slot's table. Position 0 starts the slot anew: that is how a
     /// slot is released, without a message.
-    fn bind(&mut self, row: &Row) -> Result<(), Tier2Error> {
-        let index = (row.position / PAGE_POSITIONS) as usize;
-        let Some(table) = self.tables.get_mut(row.slot as usize) else {
-            return Err(Tier2Error::OutOfRange(*row));
+    fn bind(&mut self, row: &Row) {
+        let pages = &mut self.slots[row.slot as usize].pages;
+        pages.truncate((row.position / PAGE_POSITIONS) as usize);
+        pages.push(row.page);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use glinthawk_flight::StepId;
+
+    fn row(slot: u32, position: u32, page: u32) -> Row {
+        Row { slot, position, page, token: 0 }
+    }
+
+    fn attend(epoch: u64, layer: u32, rows: &[Row]) -> Attend {
+        Attend { step: StepId { shard: ShardId::default(), epoch }, layer, rows: rows.to_vec() }
+    }
+
+    #[test]
+    fn rows_that_make_no_sense_are_refused_and_change_nothing() {
+        let check = |rows: &[Row], expected: Tier2Error| {
+            let mut node = Tier2Node::new(2, 8);
+            let good = [row(0, 0, 4), row(1, 0, 5)];
+            assert_eq!(node.take(attend(1, 0, &good), ()), Ok(true));
+            assert_eq!(node.take(attend(1, 1, rows), ()), Err(expected));
+            assert_eq!((node.pages(&good[0]), node.pages(&good[1])), (&[4][..], &[5][..]));
+            assert_eq!(node.take(attend(1, 1, &good), ()), Ok(true), "the right one still counts");
         };
-        if row.page >= self.pages || index >= self.pages as usize {
-            return Err(Tier2Error::OutOfRange(*row));
-        }
-        if index > table.len() {
-            return Err(Tier2Error::Gap(*row));
-        }
-        table.truncate(index);
-        table.push(row.page);
-        Ok(())
+        let bad = row(2, 0, 0);
+        check(&[row(0, 0, 1), bad], Tier2Error::OutOfRange(bad));
+        let bad = row(0, 1, 8);
+        check(&[bad], Tier2Error::OutOfRange(bad));
+        let bad = row(0, 8 * PAGE_POSITIONS, 1);
+        check(&[bad], Tier2Error::OutOfRange(bad));
+        let bad = row(1, 2 * PAGE_POSITIONS, 1);
+        check(&[row(0, 0, 1), bad], Tier2Error::Gap(bad));
+        let bad = row(0, 0, 1);
+        check(&[row(0, 1, 1), bad], Tier2Error::Disorder(bad));
+        check(&[row(0, 1, 1), row(1, 1, 2), bad], Tier2Error::Disorder(bad));
+        let last = row(0, u32::MAX, 1);
+        check(&[last, row(0, 0, 1)], Tier2Error::OutOfRange(last));
+    }
+
+    #[test]
+    fn a_newer_step_takes_the_place_of_an_older_one() {
+        let mut node = Tier2Node::new(1, 8);
+        assert_eq!(node.take(attend(3, 1, &[row(0, 0, 4)]), "old"), Ok(true));
+        assert_eq!(node.take(attend(3, 1, &[row(0, 0, 5)]), "twice"), Ok(false));
+        assert_eq!(node.take(attend(3, 0, &[row(0, 0, 5)]), "late"), Ok(false));
+        assert_eq!(node.take(attend(4, 0, &[row(0, 0, 6)]), "new"), Ok(true));
+        assert_eq!(node.take(attend(3, 2, &[row(0, 0, 7)]), "stale"), Ok(false));
+        assert_eq!(node.pages(&row(0, 0, 6)), [6], "only the new one's page is bound");
+        assert_eq!(node.start().map(|(_, payload)| payload), Some("new"));
+        assert_eq!(node.computed().step.epoch, 4);
+        assert!(node.start().is_none(), "the old one is gone");
     }
 }

@@ -1,11 +1,18 @@
-//! Seeded virtual-time runs of the whole protocol: random shapes, lengths, delays and memory. Every
-//! prompt gets exactly one completion, and it is the one the simulated model gives without a cluster.
+//! Seeded virtual-time runs of the whole protocol: random shapes, lengths, delays and memory; messages that
+//! come late, twice, garbled or not at all; steps that are given up and launched again; watchers that stop
+//! prompts. Every prompt gets exactly one completion, and it is the one the simulated model gives without a
+//! cluster.
 //!
 //! `GLINTHAWK_SEEDS=20000` runs more of them, `GLINTHAWK_SEED=17` replays one.
 
 use glinthawk_flight::Row;
-use glinthawk_protocol::virtual_time::{Costs, Link, Topology, model, run};
-use glinthawk_protocol::{DispatcherConfig, Merge, Prompt, PromptId, Sampling, Tier1Work};
+use glinthawk_protocol::virtual_time::{
+    Costs, Garble, Link, Mishap, Report, Stop, Topology, model, run,
+};
+use glinthawk_protocol::{
+    Completion, DispatcherConfig, Finish, Merge, Prompt, PromptId, Sampling, Tier1Work,
+};
+use std::collections::BTreeMap;
 
 /// A small seeded generator (splitmix64).
 struct Random(u64);
@@ -21,19 +28,56 @@ impl Random {
     }
 }
 
-struct RandomCosts(Random);
+/// What the watcher of a prompt does: after `seen` tokens it keeps `kept` of them.
+#[derive(Clone, Copy)]
+struct Watcher {
+    seen: usize,
+    kept: usize,
+    after_ns: u64,
+}
+
+struct RandomCosts {
+    random: Random,
+    /// Of 1,000 messages, so many have a mishap.
+    mishaps: u64,
+    /// How long a message may be late at most.
+    late_ns: u64,
+    watchers: BTreeMap<PromptId, Watcher>,
+}
 
 impl Costs for RandomCosts {
     fn tier1_ns(&mut self, _slice: usize, _work: &Tier1Work, rows: usize) -> u64 {
-        self.0.within(1, 50) + rows as u64
+        self.random.within(1, 50) + rows as u64
     }
 
     fn tier2_ns(&mut self, _slice: usize, lane: u32, rows: &[Row]) -> u64 {
-        self.0.within(1, 40 * (1 + u64::from(lane))) + rows.len() as u64
+        self.random.within(1, 40 * (1 + u64::from(lane))) + rows.len() as u64
     }
 
     fn link_ns(&mut self, _link: Link, rows: usize) -> (u64, u64) {
-        (rows as u64, self.0.within(0, 300))
+        let late = self.mishaps > 0 && self.random.within(0, 99) == 0;
+        (rows as u64, self.random.within(0, if late { self.late_ns } else { 300 }))
+    }
+
+    fn mishap(&mut self, link: Link) -> Option<Mishap> {
+        if self.mishaps == 0 || self.random.within(1, 1000) > self.mishaps {
+            return None;
+        }
+        let ns = self.random.within(0, self.late_ns);
+        Some(match (self.random.within(0, 3), link) {
+            (0, _) => Mishap::Lost { noticed_ns: ns },
+            (1, _) => Mishap::GivenUp { after_ns: ns },
+            (2, Link::Out(..)) => {
+                let garbles = [Garble::Slot, Garble::Page, Garble::Position, Garble::Order];
+                Mishap::Garbled(garbles[self.random.within(0, 3) as usize])
+            }
+            _ => Mishap::Twice { later_ns: ns },
+        })
+    }
+
+    fn watch(&mut self, id: PromptId, seen: usize) -> Option<Stop> {
+        let watcher = self.watchers.get(&id).filter(|watcher| watcher.seen == seen)?;
+        Some(Stop { kept: watcher.kept, after_ns: watcher.after_ns })
     }
 }
 
@@ -64,7 +108,7 @@ fn scenario(random: &mut Random) -> (Topology, Vec<(u64, Prompt)>) {
             tokens_max: random.within(1, 100) as u32,
             stop_ids: if random.within(0, 3) == 0 { Vec::new() } else { vec![0, 7] },
             sampling: Sampling { seed: random.next(), ..Sampling::default() },
-            watched: false,
+            watched: random.within(0, 2) == 0,
         };
         (random.within(0, 2000), prompt)
     });
@@ -72,23 +116,106 @@ fn scenario(random: &mut Random) -> (Topology, Vec<(u64, Prompt)>) {
     (topology, prompts)
 }
 
-/// Runs one seed; returns (preemptions, virtual end time).
-fn check(seed: u64) -> (u64, u64) {
+/// Half of the watchers stop their prompt, some at once and some when more tokens may have come.
+fn watchers(random: &mut Random, prompts: &[(u64, Prompt)]) -> BTreeMap<PromptId, Watcher> {
+    let watched = prompts.iter().filter(|(_, prompt)| prompt.watched);
+    let watchers = watched.map(|(_, prompt)| {
+        let seen = random.within(1, 20) as usize;
+        let kept = random.within(0, seen as u64) as usize;
+        let after_ns = if random.within(0, 1) == 0 { 0 } else { random.within(1, 3000) };
+        (prompt.id, Watcher { seen, kept, after_ns })
+    });
+    watchers.filter(|(id, _)| id.0.is_multiple_of(2)).collect()
+}
+
+/// What a seed came to.
+#[derive(Debug, Default, PartialEq)]
+struct Outcome {
+    end_ns: u64,
+    preemptions: u64,
+    relaunches: u64,
+    stale: u64,
+    refused: u64,
+    stopped: u64,
+}
+
+/// What some seed must have met, and how often one did.
+type Count = (&'static str, fn(&Outcome) -> u64);
+
+/// Says which seed failed, wherever in the protocol it did.
+struct Named(u64);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("to replay: GLINTHAWK_SEED={}", self.0);
+        }
+    }
+}
+
+fn check(seed: u64) -> Outcome {
+    let _named = Named(seed);
     let mut random = Random(seed);
     let (topology, prompts) = scenario(&mut random);
-    let layers = topology.slice_layers.iter().sum();
-    let report = run(&topology, prompts.clone(), &mut RandomCosts(random));
+    let watchers = watchers(&mut random, &prompts);
+    let mishaps = if seed.is_multiple_of(4) { 0 } else { random.within(1, 40) };
+    let late_ns = random.within(300, 20_000);
+    let mut costs = RandomCosts { random, mishaps, late_ns, watchers: watchers.clone() };
+    let report = run(&topology, prompts.clone(), &mut costs);
     let report = report.unwrap_or_else(|failure| panic!("GLINTHAWK_SEED={seed}: {failure:?}"));
     assert_eq!(report.completions.len(), prompts.len(), "GLINTHAWK_SEED={seed}");
+    let mut stopped = 0;
     for (_, prompt) in &prompts {
-        let completion = &report.completions[&prompt.id];
-        let tokens: Vec<u32> = completion.tokens.iter().map(|generated| generated.token).collect();
-        let expected = model::complete(prompt, layers, topology.dispatcher.context_max);
-        assert_eq!((tokens, completion.finish), expected, "GLINTHAWK_SEED={seed}, {:?}", prompt.id);
+        let watcher = watchers.get(&prompt.id).copied();
+        stopped += u64::from(check_completion(seed, &topology, prompt, watcher, &report));
     }
     let lanes_pages: u32 = topology.dispatcher.lane_pages.iter().sum();
     assert!(report.stats.pages_used_max <= lanes_pages, "GLINTHAWK_SEED={seed}");
-    (report.stats.preemptions, report.end_ns)
+    Outcome {
+        end_ns: report.end_ns,
+        preemptions: report.stats.preemptions,
+        relaunches: report.stats.relaunches,
+        stale: report.stale,
+        refused: report.refused,
+        stopped,
+    }
+}
+
+fn tokens_of(completion: &Completion) -> Vec<u32> {
+    completion.tokens.iter().map(|generated| generated.token).collect()
+}
+
+/// Checks one prompt's completion; says whether its watcher ended it.
+fn check_completion(
+    seed: u64,
+    topology: &Topology,
+    prompt: &Prompt,
+    watcher: Option<Watcher>,
+    report: &Report,
+) -> bool {
+    let what = format!("GLINTHAWK_SEED={seed}, {:?}", prompt.id);
+    let completion = &report.completions[&prompt.id];
+    let got = (tokens_of(completion), completion.finish);
+    let layers = topology.slice_layers.iter().sum();
+    let whole = model::complete(prompt, layers, topology.dispatcher.context_max);
+    if prompt.watched {
+        let reported = &report.watched[&prompt.id];
+        assert!(whole.0.starts_with(reported), "{what}: {reported:?} was reported");
+        assert!(reported.len() >= got.0.len(), "{what}: {reported:?} was reported");
+    }
+    // A stop that comes at once comes before the next token, a later one perhaps after the last.
+    let in_time = watcher.filter(|watcher| watcher.seen < whole.0.len());
+    let cut = in_time.map(|watcher| (whole.0[..watcher.kept].to_vec(), Finish::Stop));
+    match (cut, in_time) {
+        (Some(cut), Some(watcher)) if watcher.after_ns == 0 || got != whole => {
+            assert_eq!(got, cut, "{what}");
+            true
+        }
+        _ => {
+            assert_eq!(got, whole, "{what}");
+            false
+        }
+    }
 }
 
 fn number_from(variable: &str) -> Option<u64> {
@@ -103,11 +230,22 @@ fn every_prompt_gets_exactly_its_completion() {
         return;
     }
     let seeds = number_from("GLINTHAWK_SEEDS").unwrap_or(1000);
-    let preemptions: u64 = (0..seeds).map(|seed| check(seed).0).sum();
-    assert!(preemptions > 0, "no seed was tight enough to preempt");
+    let outcomes: Vec<Outcome> = (0..seeds).map(check).collect();
+    let counts: [Count; 5] = [
+        ("was tight enough to preempt", |outcome| outcome.preemptions),
+        ("launched a shard again", |outcome| outcome.relaunches),
+        ("had a stale message", |outcome| outcome.stale),
+        ("had rows that a Tier-2 node refused", |outcome| outcome.refused),
+        ("had a prompt that its watcher ended", |outcome| outcome.stopped),
+    ];
+    for (what, count) in counts {
+        assert!(outcomes.iter().any(|outcome| count(outcome) > 0), "no seed {what}");
+    }
 }
 
 #[test]
 fn a_seed_replays_exactly() {
-    assert_eq!(check(5), check(5));
+    let outcome = check(5);
+    assert!(outcome.relaunches > 0 && outcome.stale > 0, "{outcome:?}");
+    assert_eq!(outcome, check(5));
 }

@@ -4,7 +4,7 @@
 use super::config::{Bounds, Config, Token};
 use super::controller::{ConnectError, Controller, Event, Peer, SendError};
 use crate::processes::keep_to_cores;
-use glinthawk_flight::{HEADER_BYTES, Kind, Message, Place, Pool, Row};
+use glinthawk_flight::{HEADER_BYTES, Kind, Message, Pool, Row, StepId};
 use std::hint::spin_loop;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -150,12 +150,12 @@ fn wire_bytes(options: &BenchOptions) -> (usize, usize) {
 fn outgoing(options: &BenchOptions, pool: &Pool) -> Message {
     let row = Row { slot: 0, position: 0, page: 0, token: 0 };
     let rows = vec![row; options.rows];
-    Message::attend(Place::default(), &rows, pool.take(options.rows * options.row_bytes_out))
+    Message::attend(StepId::default(), 0, &rows, pool.take(options.rows * options.row_bytes_out))
 }
 
 fn answer(options: &BenchOptions, pool: &Pool) -> Message {
     let payload = pool.take(options.rows * options.row_bytes_back);
-    Message::attended(Place::default(), options.rows, payload)
+    Message::attended(StepId::default(), 0, options.rows, payload)
 }
 
 /// Both ends of a bare connection.

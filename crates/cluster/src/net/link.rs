@@ -127,9 +127,7 @@ impl Link {
 fn rank(message: &Message) -> u64 {
     match message.kind() {
         Kind::Home | Kind::Control | Kind::Heartbeat => u64::MAX,
-        Kind::Attend | Kind::Attended | Kind::Hop | Kind::Launch => {
-            1 + u64::from(message.place().layer)
-        }
+        Kind::Attend | Kind::Attended | Kind::Hop | Kind::Launch => 1 + u64::from(message.layer()),
         Kind::Goodbye => 0,
     }
 }
@@ -157,16 +155,15 @@ impl Eq for Waiting {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use glinthawk_flight::{Buffer, Place};
+    use glinthawk_flight::{Buffer, StepId};
 
     /// A message of exactly `bytes` bytes on the wire.
     fn message(layer: u32, bytes: usize) -> Message {
-        let place = Place { layer, ..Place::default() };
-        Message::attended(place, 1, Buffer::zeroed(bytes - HEADER_BYTES))
+        Message::attended(StepId::default(), layer, 1, Buffer::zeroed(bytes - HEADER_BYTES))
     }
 
-    fn control(flight: u32) -> Message {
-        Message::control(Place { flight, ..Place::default() }, vec![1], Buffer::default())
+    fn control(said: u8) -> Message {
+        Message::control(vec![said], Buffer::default())
     }
 
     /// Pushes (milliseconds, message), then pops at every due time: (milliseconds, layer) in order.
@@ -179,7 +176,7 @@ mod tests {
             while let Some(due) = link.due().filter(|due| limit.is_none_or(|limit| *due <= limit)) {
                 while let Some(Sealed { message, .. }) = link.pop(due) {
                     let at = due.duration_since(start).as_millis() as u64;
-                    arrived.push((at, message.place().layer));
+                    arrived.push((at, message.layer()));
                 }
             }
         };
@@ -211,16 +208,16 @@ mod tests {
         }
         let order: Vec<_> = std::iter::from_fn(|| link.pop(now))
             .map(|sealed| sealed.message)
-            .map(|m| (m.kind(), m.place().layer, m.place().flight, m.payload().len_bytes()))
+            .map(|m| (m.kind(), m.layer(), m.table().first().copied(), m.payload().len_bytes()))
             .collect();
         let expected = [
-            (Kind::Control, 0, 1, 0),
-            (Kind::Control, 0, 2, 0),
-            (Kind::Attended, 7, 0, 36),
-            (Kind::Attended, 7, 0, 38),
-            (Kind::Attended, 3, 0, 36),
-            (Kind::Attended, 1, 0, 36),
-            (Kind::Goodbye, 0, 0, 0),
+            (Kind::Control, 0, Some(1), 0),
+            (Kind::Control, 0, Some(2), 0),
+            (Kind::Attended, 7, None, 36),
+            (Kind::Attended, 7, None, 38),
+            (Kind::Attended, 3, None, 36),
+            (Kind::Attended, 1, None, 36),
+            (Kind::Goodbye, 0, None, 0),
         ];
         assert_eq!(order, expected);
     }
@@ -275,7 +272,7 @@ mod tests {
         assert!(link.pop(start).is_none());
         let later = start + Duration::from_millis(9);
         let layers: Vec<_> =
-            std::iter::from_fn(|| link.pop(later)).map(|s| s.message.place().layer).collect();
+            std::iter::from_fn(|| link.pop(later)).map(|s| s.message.layer()).collect();
         assert_eq!(layers, [1, 2]);
     }
 }

@@ -4,7 +4,7 @@
 use glinthawk_cluster::net::{
     Config, Controller, Event, HELLO_BYTES, Hello, LostReason, Peer, Status, Token,
 };
-use glinthawk_flight::{Buffer, Kind, Message, Place, Pool, Row};
+use glinthawk_flight::{Buffer, Kind, Message, Pool, Row, ShardId, StepId};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, Once};
@@ -60,10 +60,19 @@ pub fn pair_at(
     ((near, far_peer), (far, near_peer))
 }
 
+/// A step that is recognisable by its flight.
+pub fn step(flight: u32) -> StepId {
+    StepId { shard: ShardId { flight, lane: 0 }, epoch: 0 }
+}
+
+/// The flight by which a message is recognised.
+pub fn flight_of(message: &Message) -> u32 {
+    message.step().shard.flight
+}
+
 /// A message of one row with this much payload, recognisable by its flight.
 pub fn attended(flight: u32, payload_bytes: usize) -> Message {
-    let place = Place { flight, ..Place::default() };
-    Message::attended(place, 1, Buffer::zeroed(payload_bytes))
+    Message::attended(step(flight), 0, 1, Buffer::zeroed(payload_bytes))
 }
 
 pub fn rows(count: usize) -> Vec<Row> {
@@ -158,20 +167,17 @@ pub fn log_lines(peer: &RawPeer) -> Vec<String> {
 
 /// Kinds that carry work, for tests over all of them.
 pub fn one_of_each() -> Vec<Message> {
-    use glinthawk_flight::Shard;
-    let place =
-        Place { flight: 3, epoch: 1 << 40, step: 9, layer: 5, lane: 1, start: 2, held_us: 77 };
+    let step = StepId { shard: ShardId { flight: 3, lane: 1 }, epoch: 1 << 40 };
     let rows = rows(4);
-    let shards = [Shard { lane: 0, start: 0, len: 1 }, Shard { lane: 1, start: 1, len: 3 }];
     let mut payload = Buffer::zeroed(4 * 32);
     payload.bytes_mut().iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
     let messages = vec![
-        Message::attend(place, &rows, payload.clone()),
-        Message::attended(place, 4, payload.clone()),
-        Message::hop(place, &rows, &shards, b"sampling", payload.clone()),
-        Message::launch(place, &rows, &shards, b"sampling"),
-        Message::home(place, b"tokens".to_vec()),
-        Message::control(place, b"control".to_vec(), payload),
+        Message::attend(step, 5, &rows, payload.clone()),
+        Message::attended(step, 5, 4, payload.clone()),
+        Message::hop(step, &rows, b"sampling", payload.clone()),
+        Message::launch(step, &rows, b"sampling"),
+        Message::home(step, b"tokens".to_vec()),
+        Message::control(b"control".to_vec(), payload),
     ];
     assert!(messages.iter().all(|m| !matches!(m.kind(), Kind::Heartbeat | Kind::Goodbye)));
     messages

@@ -9,8 +9,8 @@ use crate::trace::{Span, Trace};
 use crate::workload::Length;
 use glinthawk_protocol::{
     Attend, Attended, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Generated,
-    Home, Launch, Merge, Prompt, PromptId, Sampling, ShardId, Stage, Tier1Action, Tier1Event,
-    Tier1Node, Tier1Work, Tier2Node,
+    Home, Launch, Merge, Prompt, PromptId, Sampling, ShardId, Stage, Tier1Action, Tier1Node,
+    Tier1Work, Tier2Node,
 };
 use std::collections::HashMap;
 
@@ -349,24 +349,24 @@ impl<'a> Machine<'a> {
     fn handle(&mut self, message: Message) {
         match message {
             Message::Launch { slice, launch } => {
-                self.ready.insert((launch.shard, false), self.now);
-                self.tier1[slice].on(Tier1Event::Arrive(launch), &mut Vec::new());
+                self.ready.insert((launch.step.shard, false), self.now);
+                self.tier1[slice].arrive(launch, ());
                 self.wake(self.tier1_process(slice));
             }
             Message::Attend { slice, attend } => {
-                let lane = attend.shard.lane as usize;
-                self.ready.insert((attend.shard, true), self.now);
+                let lane = attend.step.shard.lane as usize;
+                self.ready.insert((attend.step.shard, true), self.now);
                 let worker = slice * self.deployment.lanes() + lane;
-                self.tier2[worker].take(attend).expect("the dispatcher counts pages and slots");
+                self.tier2[worker].take(attend, ()).expect("the dispatcher counts pages and slots");
                 self.wake(self.tier2_process(slice, lane));
             }
             Message::Attended { slice, attended } => {
-                self.ready.insert((attended.shard, false), self.now);
-                self.tier1[slice].on(Tier1Event::Attended(attended), &mut Vec::new());
+                self.ready.insert((attended.step.shard, false), self.now);
+                self.tier1[slice].attended(&attended);
                 self.wake(self.tier1_process(slice));
             }
             Message::Home(home) => {
-                if let Some(launched) = self.launched.remove(&home.shard) {
+                if let Some(launched) = self.launched.remove(&home.step.shard) {
                     self.forecast.steps += 1;
                     self.forecast.step_seconds += self.now - launched;
                 }
@@ -402,8 +402,8 @@ impl<'a> Machine<'a> {
         self.dispatcher.fill(&mut actions);
         for action in actions {
             if let DispatcherAction::Launch(launch) = action {
-                self.attention.insert(launch.shard, self.attention_seconds(&launch));
-                self.launched.insert(launch.shard, self.now);
+                self.attention.insert(launch.step.shard, self.attention_seconds(&launch));
+                self.launched.insert(launch.step.shard, self.now);
                 let rows = launch.rows.len();
                 let to = Some(self.tier1_process(0));
                 self.send(None, to, rows, Message::Launch { slice: 0, launch });
@@ -413,7 +413,7 @@ impl<'a> Machine<'a> {
 
     /// Seconds of one layer's attention: rows of one prompt stand together.
     fn attention_seconds(&self, launch: &Launch) -> f64 {
-        let local = self.deployment.local_lane && launch.shard.lane == 0;
+        let local = self.deployment.local_lane && launch.step.shard.lane == 0;
         let kernels = if local { &self.deployment.tier1 } else { &self.deployment.tier2_kernels };
         let (mut decoding, mut positions, mut seconds) = (0, 0.0, 0.0);
         for rows in launch.rows.chunk_by(|one, other| one.slot == other.slot) {
@@ -464,14 +464,14 @@ impl<'a> Machine<'a> {
     fn tier1_work(&mut self, slice: usize) -> Option<(Work, f64)> {
         let work = self.tier1[slice].start()?;
         let node = &self.tier1[slice];
-        let rows: usize = work.shards.iter().map(|shard| node.rows(*shard).len()).sum();
+        let rows: usize = work.steps.iter().map(|step| node.rows(*step).len()).sum();
         let kernels = &self.deployment.tier1;
         let seconds = match work.stage {
             Stage::Enter => kernels.pre(rows),
             Stage::Middle(_) => kernels.fused(rows),
             Stage::Exit if slice + 1 < self.tier1.len() => kernels.post(rows),
             Stage::Exit => {
-                let samples = work.shards.iter().map(|shard| node.samples(*shard).len()).sum();
+                let samples = work.steps.iter().map(|step| node.samples(*step).len()).sum();
                 let classify = match self.deployment.greedy {
                     true => kernels.classify(samples),
                     false => kernels.logits(samples),
@@ -479,8 +479,8 @@ impl<'a> Machine<'a> {
                 kernels.post(rows) + classify
             }
         };
-        for shard in &work.shards {
-            let waited = self.now - self.ready.remove(&(*shard, false)).unwrap_or(self.now);
+        for step in &work.steps {
+            let waited = self.now - self.ready.remove(&(step.shard, false)).unwrap_or(self.now);
             self.forecast.queueing_seconds += waited;
         }
         self.forecast.tier1_batches += 1;
@@ -489,10 +489,10 @@ impl<'a> Machine<'a> {
     }
 
     fn tier2_work(&mut self, slice: usize, lane: usize) -> Option<(Work, f64)> {
-        let attend = self.tier2[slice * self.deployment.lanes() + lane].start()?;
-        let waited = self.now - self.ready.remove(&(attend.shard, true)).unwrap_or(self.now);
+        let (attend, ()) = self.tier2[slice * self.deployment.lanes() + lane].start()?;
+        let waited = self.now - self.ready.remove(&(attend.step.shard, true)).unwrap_or(self.now);
         self.forecast.queueing_seconds += waited;
-        let seconds = self.attention[&attend.shard];
+        let seconds = self.attention[&attend.step.shard];
         Some((Work::Tier2(slice, attend), seconds))
     }
 
@@ -502,19 +502,19 @@ impl<'a> Machine<'a> {
         match work {
             Work::Tier1(slice, work) => {
                 self.forecast.tier1_seconds[slice] += seconds;
-                self.forecast.tier1_shard_seconds += seconds * work.shards.len() as f64;
-                self.record(Span::tier1(slice as u32), started, seconds, &work.shards[0]);
+                self.forecast.tier1_shard_seconds += seconds * work.steps.len() as f64;
+                self.record(Span::tier1(slice as u32), started, seconds, &work.steps[0].shard);
                 let mut actions = Vec::new();
-                self.tier1[slice].on(Tier1Event::Computed, &mut actions);
+                self.tier1[slice].computed(&mut actions);
                 for action in actions {
                     self.leave_tier1(slice, action);
                 }
             }
             Work::Tier2(slice, attend) => {
-                let lane = attend.shard.lane as usize;
+                let lane = attend.step.shard.lane as usize;
                 let worker = slice * self.deployment.lanes() + lane;
                 self.forecast.tier2_seconds[worker] += seconds;
-                self.record(Span::tier2(worker as u32), started, seconds, &attend.shard);
+                self.record(Span::tier2(worker as u32), started, seconds, &attend.step.shard);
                 let attended = self.tier2[worker].computed();
                 let rows = attend.rows.len();
                 let (from, to) = (self.tier2_process(slice, lane), self.tier1_process(slice));
@@ -524,23 +524,23 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn leave_tier1(&mut self, slice: usize, action: Tier1Action) {
+    fn leave_tier1(&mut self, slice: usize, action: Tier1Action<()>) {
         let from = Some(self.tier1_process(slice));
         match action {
             Tier1Action::Attend(attend) => {
-                let to = Some(self.tier2_process(slice, attend.shard.lane as usize));
+                let to = Some(self.tier2_process(slice, attend.step.shard.lane as usize));
                 let rows = attend.rows.len();
                 self.send(from, to, rows, Message::Attend { slice, attend });
             }
-            Tier1Action::Leave(launch) if slice + 1 < self.tier1.len() => {
+            Tier1Action::Leave(launch, ()) if slice + 1 < self.tier1.len() => {
                 let to = Some(self.tier1_process(slice + 1));
                 let rows = launch.rows.len();
                 self.send(from, to, rows, Message::Launch { slice: slice + 1, launch });
             }
-            Tier1Action::Leave(launch) => {
+            Tier1Action::Leave(launch, ()) => {
                 let token = Generated { token: 0, logprob: 0.0, alternatives: Vec::new() };
                 let tokens = vec![token; launch.samples.len()];
-                let home = Home { shard: launch.shard, epoch: launch.epoch, tokens };
+                let home = Home { step: launch.step, tokens };
                 self.send(from, None, launch.rows.len(), Message::Home(home));
             }
         }

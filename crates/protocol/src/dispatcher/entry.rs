@@ -1,8 +1,8 @@
 //! A prompt inside the dispatcher: its tokens, what is computed, and the context it holds.
 
-use crate::message::{Sample, ShardId};
+use crate::message::Sample;
 use crate::prompt::{Completion, Finish, Generated, Prompt};
-use glinthawk_flight::{PAGE_POSITIONS, Row};
+use glinthawk_flight::{PAGE_POSITIONS, Row, ShardId};
 use std::collections::BTreeMap;
 
 /// Pages that hold `positions` positions.

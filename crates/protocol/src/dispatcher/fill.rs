@@ -2,8 +2,9 @@
 
 use super::entry::{Seat, pages_for};
 use super::{Dispatcher, DispatcherAction};
-use crate::message::{Launch, Merge, ShardId};
+use crate::message::{Launch, Merge};
 use crate::prompt::PromptId;
+use glinthawk_flight::{ShardId, StepId};
 use std::collections::BTreeMap;
 
 /// Rows planned for a shard that is home, in the order they will stand.
@@ -36,7 +37,8 @@ impl Dispatcher {
         self.plan_newcomers(&mut manifests);
         for (shard, manifest) in manifests {
             if manifest.rows > 0 {
-                actions.push(DispatcherAction::Launch(self.launch(shard, manifest)));
+                self.board(shard, manifest);
+                actions.push(DispatcherAction::Launch(self.launch(shard)));
             }
         }
         self.count_pages();
@@ -195,24 +197,34 @@ impl Dispatcher {
             .expect("a lane without free pages has holders")
     }
 
-    fn launch(&mut self, shard: ShardId, manifest: Manifest) -> Launch {
-        let mut rows = Vec::with_capacity(manifest.rows as usize);
-        let mut samples = Vec::new();
+    /// Puts what was planned aboard a shard.
+    fn board(&mut self, shard: ShardId, manifest: Manifest) {
         let mut aboard = Vec::with_capacity(manifest.prompts.len());
         for (id, count) in manifest.prompts {
             let sampled = count == self.rows_wanted(id);
             let entry = self.entries.get_mut(&id).expect("planned prompts have an entry");
-            rows.extend(entry.rows(count));
-            if sampled {
-                samples.push(entry.sample(rows.len() as u32 - 1));
-            }
             entry.seat.as_mut().expect("planned prompts are seated").rows_in_air = count;
             aboard.push((id, count, sampled));
         }
         let state = self.shards.get_mut(&shard).expect("exists");
-        state.epoch = state.epoch.wrapping_add(1);
         state.in_air = true;
         state.aboard = aboard;
-        Launch { shard, epoch: state.epoch, rows, samples }
+    }
+
+    /// A step of what is aboard a shard, under an epoch of its own.
+    pub(super) fn launch(&mut self, shard: ShardId) -> Launch {
+        let state = self.shards.get_mut(&shard).expect("exists");
+        state.epoch += 1;
+        let step = StepId { shard, epoch: state.epoch };
+        let rows_aboard: u32 = state.aboard.iter().map(|(_, count, _)| count).sum();
+        let (mut rows, mut samples) = (Vec::with_capacity(rows_aboard as usize), Vec::new());
+        for &(id, count, sampled) in &state.aboard {
+            let entry = &self.entries[&id];
+            rows.extend(entry.rows(count));
+            if sampled {
+                samples.push(entry.sample(rows.len() as u32 - 1));
+            }
+        }
+        Launch { step, rows, samples }
     }
 }

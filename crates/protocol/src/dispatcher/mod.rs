@@ -7,12 +7,19 @@ mod fill;
 mod pages;
 
 use crate::histogram::Histogram;
-use crate::message::{Home, Launch, Merge, ShardId};
+use crate::message::{Home, Launch, Merge};
 use crate::prompt::{Completion, Finish, Generated, Prompt, PromptId};
 use entry::{Entry, pages_for};
-use glinthawk_flight::PAGE_POSITIONS;
+use glinthawk_flight::{PAGE_POSITIONS, ShardId, StepId};
 use pages::PagePool;
 use std::collections::{BTreeMap, HashMap};
+
+/// Prompts that wait at least, so that a small cluster is not starved by a slow reader.
+const WAITING_MIN: usize = 16;
+/// Completions after which their mean length is what a prompt is expected to need.
+const COMPLETIONS_TELLING: u64 = 16;
+/// A prompt that outlived the expectation is expected to go on for a page and this part of what it has.
+const OUTLIVED_PART: u32 = 4;
 
 /// The part of a plan that the dispatcher needs.
 #[derive(Clone, Debug)]
@@ -41,6 +48,9 @@ pub enum DispatcherEvent {
     Stop(PromptId, usize),
     /// A shard came home.
     Home(Home),
+    /// A step is lost, or given up: its shard is launched again with the same rows. Nothing happens
+    /// where it came home or was given up before.
+    Relaunch(StepId),
 }
 
 /// What the dispatcher wants done.
@@ -99,6 +109,8 @@ pub struct DispatcherStats {
     pub preemptions: u64,
     /// Rows computed a second time because of that.
     pub rows_recomputed: u64,
+    /// Steps that were given up and launched again.
+    pub relaunches: u64,
     /// Submission to first token.
     pub time_to_first_token: Histogram,
     /// Mean time between a prompt's tokens after the first.
@@ -110,7 +122,8 @@ pub struct DispatcherStats {
 /// A flight's part on one lane.
 #[derive(Default)]
 struct ShardState {
-    epoch: u32,
+    /// Launches so far.
+    epoch: u64,
     in_air: bool,
     /// Seated prompts, oldest first.
     seated: Vec<PromptId>,
@@ -177,7 +190,7 @@ impl Dispatcher {
         let rows = self.config.rows_per_lane as usize * self.lanes.len();
         let seated = self.entries.len() - self.queue.len();
         let free = (self.config.flights as usize * rows).saturating_sub(seated);
-        self.queue.len() < free.max(rows).max(16)
+        self.queue.len() < free.max(rows).max(WAITING_MIN)
     }
 
     /// Whether no prompt is inside.
@@ -205,7 +218,7 @@ impl Dispatcher {
         &self.stats
     }
 
-    /// Takes an event at time `now_ns`; appends what is to be done. Nothing is launched before [`fill`].
+    /// Takes an event at time `now_ns`; appends what is to be done. No new step is launched before [`fill`].
     ///
     /// [`fill`]: Self::fill
     pub fn on(&mut self, event: DispatcherEvent, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
@@ -213,6 +226,7 @@ impl Dispatcher {
             DispatcherEvent::Submit(prompt) => self.submit(prompt, now_ns, actions),
             DispatcherEvent::Stop(id, kept) => self.stop(id, kept, now_ns, actions),
             DispatcherEvent::Home(home) => self.home(home, now_ns, actions),
+            DispatcherEvent::Relaunch(step) => self.relaunch(step, actions),
         }
         self.count_pages();
     }
@@ -261,10 +275,7 @@ impl Dispatcher {
     }
 
     fn home(&mut self, home: Home, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
-        let Some(state) = self.shards.get_mut(&home.shard) else { return };
-        if !state.in_air || state.epoch != home.epoch {
-            return;
-        }
+        let Some(state) = self.in_air(home.step) else { return };
         state.in_air = false;
         let aboard = std::mem::take(&mut state.aboard);
         let sampled = aboard.iter().filter(|(_, _, sampled)| *sampled).count();
@@ -272,7 +283,7 @@ impl Dispatcher {
             sampled,
             home.tokens.len(),
             "a step of {:?} came home with other samples",
-            home.shard
+            home.step
         );
         let mut tokens = home.tokens.into_iter();
         for (id, rows, sampled) in aboard {
@@ -295,6 +306,22 @@ impl Dispatcher {
             if let Some(finish) = over {
                 self.finish(id, finish, now_ns, actions);
             }
+        }
+    }
+
+    /// The shard of a step that is in the air; `None` where it came home or was given up.
+    fn in_air(&mut self, step: StepId) -> Option<&mut ShardState> {
+        let state = self.shards.get_mut(&step.shard)?;
+        (state.in_air && state.epoch == step.epoch).then_some(state)
+    }
+
+    /// Launches a step's rows under a new epoch. They are the same rows: so their pages stay with their
+    /// prompts until the new step is home, and by then every Tier-2 node of the lane has seen its epoch
+    /// and refuses what is left of the old one.
+    fn relaunch(&mut self, step: StepId, actions: &mut Vec<DispatcherAction>) {
+        if self.in_air(step).is_some() {
+            self.stats.relaunches += 1;
+            actions.push(DispatcherAction::Launch(self.launch(step.shard)));
         }
     }
 
@@ -352,14 +379,14 @@ impl Dispatcher {
     /// Pages a prompt is expected to need in the end.
     fn pages_expected(&self, entry: &Entry) -> u32 {
         let longest = entry.prompt.tokens_max;
-        let expected = if self.stats.prompts >= 16 {
+        let expected = if self.stats.prompts >= COMPLETIONS_TELLING {
             (self.stats.generated_tokens / self.stats.prompts) as u32
         } else {
             (longest as f32 / self.config.oversubscription) as u32
         };
-        // A prompt that outlived the expectation is expected to go on for a while.
         let so_far = entry.generated.len() as u32;
-        let generated = expected.max(so_far + so_far / 4 + PAGE_POSITIONS).min(longest);
+        let outlived = so_far + so_far / OUTLIVED_PART + PAGE_POSITIONS;
+        let generated = expected.max(outlived).min(longest);
         pages_for(entry.prompt.tokens.len() as u32 + generated)
     }
 }

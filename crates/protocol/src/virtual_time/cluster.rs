@@ -1,100 +1,60 @@
 //! Nodes, links and the event heap.
 
 use super::model;
-use crate::dispatcher::{
-    Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats,
-};
-use crate::message::{Attend, Attended, Home, Launch, ShardId};
+use super::setting::{Costs, Failure, Garble, Link, Mishap, Report, Topology};
+use crate::dispatcher::{Dispatcher, DispatcherAction, DispatcherEvent};
+use crate::message::{Attend, Attended, Home, Launch};
 use crate::prompt::{Completion, Generated, Prompt, PromptId};
-use crate::tier1::{Stage, Tier1Action, Tier1Event, Tier1Node, Tier1Work};
+use crate::tier1::{Stage, Tier1Action, Tier1Node, Tier1Work};
 use crate::tier2::Tier2Node;
-use glinthawk_flight::{PAGE_POSITIONS, Row};
+use glinthawk_flight::{PAGE_POSITIONS, StepId};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
-/// The simulated cluster's shape.
-#[derive(Clone, Debug)]
-pub struct Topology {
-    /// Layers of each slice.
-    pub slice_layers: Vec<u32>,
-    /// Rows in one Tier-1 batch at most.
-    pub tier1_rows_max: usize,
-    /// The dispatcher's part; its lanes are every slice's Tier-2 nodes.
-    pub dispatcher: DispatcherConfig,
+/// What travels, with its payload.
+#[derive(Clone)]
+enum Message {
+    Launch { slice: usize, launch: Launch, residual: Vec<u64> },
+    Attend { slice: usize, attend: Attend, values: Vec<u64> },
+    Attended { slice: usize, attended: Attended, values: Vec<u64> },
+    Home(Home),
 }
 
-/// What things cost, in nanoseconds of virtual time. Called in the order of events, so that a
-/// seeded generator inside makes a run that replays exactly.
-pub trait Costs {
-    /// Tier-1 work of a batch of `rows` rows.
-    fn tier1_ns(&mut self, slice: usize, work: &Tier1Work, rows: usize) -> u64;
-    /// Attention of rows on a lane.
-    fn tier2_ns(&mut self, slice: usize, lane: u32, rows: &[Row]) -> u64;
-    /// A message of `rows` rows on a link: time it occupies the link, and latency after that.
-    fn link_ns(&mut self, link: Link, rows: usize) -> (u64, u64);
-}
-
-/// A directed link between two places of the cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Link {
-    /// Dispatcher → slice 0.
-    Launch,
-    /// Slice → next slice.
-    Hop(usize),
-    /// Slice → its worker on a lane.
-    Out(usize, u32),
-    /// Worker on a lane → its slice.
-    Back(usize, u32),
-    /// Last slice → dispatcher.
-    Home,
-}
-
-/// What a run came to.
-pub struct Report {
-    /// One for each prompt.
-    pub completions: BTreeMap<PromptId, Completion>,
-    /// The dispatcher's counters.
-    pub stats: DispatcherStats,
-    /// Virtual time at the end.
-    pub end_ns: u64,
-    /// Events handled.
-    pub events: u64,
-}
-
-/// Why a run is wrong.
-#[derive(Debug)]
-pub enum Failure {
-    /// Nothing is under way, yet prompts are unfinished.
-    Deadlock(Vec<PromptId>),
-    /// A node refused a message.
-    Refused(String),
-    /// A prompt got a second result.
-    Twice(PromptId),
+impl Message {
+    fn step(&self) -> StepId {
+        match self {
+            Self::Launch { launch, .. } => launch.step,
+            Self::Attend { attend, .. } => attend.step,
+            Self::Attended { attended, .. } => attended.step,
+            Self::Home(home) => home.step,
+        }
+    }
 }
 
 enum Event {
     Dispatcher(DispatcherEvent),
-    Arrive { slice: usize, launch: Launch, residual: Vec<u64> },
-    Attended { slice: usize, attended: Attended, values: Vec<u64> },
+    Arrival(Message),
+    Garbled { slice: usize, attend: Attend, garble: Garble },
     Tier1Computed { slice: usize },
-    Attend { slice: usize, attend: Attend, values: Vec<u64> },
-    Tier2Computed { slice: usize, lane: u32 },
+    Tier2Computed { slice: usize, lane: u32, values: Vec<u64> },
+}
+
+/// What Tier 1 keeps for a step, a value for each row.
+struct Visit {
+    residual: Vec<u64>,
+    attended: Vec<u64>,
 }
 
 struct Tier1 {
-    node: Tier1Node,
-    work: Option<Tier1Work>,
-    residual: HashMap<ShardId, Vec<u64>>,
-    attended: HashMap<ShardId, Vec<u64>>,
+    node: Tier1Node<Visit>,
     first_layer: u32,
 }
 
 struct Tier2 {
-    node: Tier2Node,
-    work: Option<Attend>,
-    inputs: HashMap<(ShardId, u32), Vec<u64>>,
+    node: Tier2Node<Vec<u64>>,
     /// (layer, page, offset) → value
     store: Vec<u64>,
+    slots: u32,
     pages: u32,
 }
 
@@ -104,8 +64,8 @@ struct Cluster<'a, C> {
     sequence: u64,
     heap: BinaryHeap<Reverse<(u64, u64)>>,
     events: HashMap<u64, Event>,
-    /// When each link is free. Messages may overtake each other in its latency: a shard has one
-    /// message under way at most, and among shards the network sends the deepest first.
+    /// When each link is free. Messages may overtake each other in its latency: a step has one
+    /// message under way at most, and among steps the network sends the deepest first.
     links: HashMap<Link, u64>,
     dispatcher: Dispatcher,
     tier1: Vec<Tier1>,
@@ -114,6 +74,9 @@ struct Cluster<'a, C> {
     stirred: BTreeSet<usize>,
     tier2: BTreeMap<(usize, u32), Tier2>,
     completions: BTreeMap<PromptId, Completion>,
+    watched: BTreeMap<PromptId, Vec<u32>>,
+    stale: u64,
+    refused: u64,
 }
 
 /// Runs prompts, each submitted at its time, until all are finished.
@@ -128,21 +91,13 @@ pub fn run<C: Costs>(
     let mut tier1 = Vec::new();
     let mut tier2 = BTreeMap::new();
     for (slice, &layers) in topology.slice_layers.iter().enumerate() {
-        tier1.push(Tier1 {
-            node: Tier1Node::new(layers, topology.tier1_rows_max, config.merge),
-            work: None,
-            residual: HashMap::new(),
-            attended: HashMap::new(),
-            first_layer,
-        });
+        let node = Tier1Node::new(layers, topology.tier1_rows_max, config.merge);
+        tier1.push(Tier1 { node, first_layer });
         first_layer += layers;
         for (lane, &pages) in config.lane_pages.iter().enumerate() {
             let store = vec![0; (layers * pages * PAGE_POSITIONS) as usize];
             let node = Tier2Node::new(slots, pages);
-            tier2.insert(
-                (slice, lane as u32),
-                Tier2 { node, work: None, inputs: HashMap::new(), store, pages },
-            );
+            tier2.insert((slice, lane as u32), Tier2 { node, store, slots, pages });
         }
     }
     let mut cluster = Cluster {
@@ -157,6 +112,9 @@ pub fn run<C: Costs>(
         stirred: BTreeSet::new(),
         tier2,
         completions: BTreeMap::new(),
+        watched: BTreeMap::new(),
+        stale: 0,
+        refused: 0,
     };
     for (time_ns, prompt) in prompts {
         cluster.schedule(time_ns, Event::Dispatcher(DispatcherEvent::Submit(prompt)));
@@ -171,12 +129,29 @@ impl<C: Costs> Cluster<'_, C> {
         self.sequence += 1;
     }
 
-    fn send(&mut self, link: Link, rows: usize, event: Event) {
+    fn send(&mut self, link: Link, rows: usize, message: Message) {
         let (occupied_ns, latency_ns) = self.costs.link_ns(link, rows);
         let free_ns = self.links.entry(link).or_default();
         *free_ns = (*free_ns).max(self.now_ns) + occupied_ns;
         let arrival_ns = *free_ns + latency_ns;
-        self.schedule(arrival_ns, event);
+        let relaunch = Event::Dispatcher(DispatcherEvent::Relaunch(message.step()));
+        match self.costs.mishap(link) {
+            None => {}
+            Some(Mishap::Twice { later_ns }) => {
+                self.schedule(arrival_ns + later_ns, Event::Arrival(message.clone()));
+            }
+            Some(Mishap::Lost { noticed_ns }) => {
+                return self.schedule(arrival_ns + noticed_ns, relaunch);
+            }
+            Some(Mishap::GivenUp { after_ns }) => self.schedule(self.now_ns + after_ns, relaunch),
+            Some(Mishap::Garbled(garble)) => {
+                if let Message::Attend { slice, attend, .. } = &message {
+                    let (slice, attend) = (*slice, attend.clone());
+                    self.schedule(arrival_ns, Event::Garbled { slice, attend, garble });
+                }
+            }
+        }
+        self.schedule(arrival_ns, Event::Arrival(message));
     }
 
     fn drive(mut self) -> Result<Report, Failure> {
@@ -195,166 +170,193 @@ impl<C: Costs> Cluster<'_, C> {
         if !self.dispatcher.is_idle() {
             return Err(Failure::Deadlock(self.dispatcher.prompt_ids()));
         }
-        let stats = self.dispatcher.stats().clone();
-        Ok(Report { completions: self.completions, stats, end_ns: self.now_ns, events })
+        Ok(Report {
+            completions: self.completions,
+            stats: self.dispatcher.stats().clone(),
+            end_ns: self.now_ns,
+            events,
+            watched: self.watched,
+            stale: self.stale,
+            refused: self.refused,
+        })
     }
 
     fn handle(&mut self, event: Event) -> Result<(), Failure> {
         match event {
             Event::Dispatcher(event) => return self.dispatch(event),
-            Event::Arrive { slice, launch, residual } => {
-                self.tier1[slice].residual.insert(launch.shard, residual);
-                self.tier1_on(slice, Tier1Event::Arrive(launch));
-            }
-            Event::Attended { slice, attended, values } => {
-                self.tier1[slice].attended.insert(attended.shard, values);
-                self.tier1_on(slice, Tier1Event::Attended(attended));
+            Event::Arrival(message) => return self.arrive(message),
+            Event::Garbled { slice, attend, garble } => {
+                let worker = self.worker(slice, attend.step.shard.lane);
+                match worker.node.take(worker.garbled(attend, garble), Vec::new()) {
+                    Ok(true) => return Err(Failure::Accepted(garble)),
+                    Ok(false) => self.stale += 1,
+                    Err(_) => self.refused += 1,
+                }
             }
             Event::Tier1Computed { slice } => {
-                self.compute_tier1(slice);
-                self.tier1_on(slice, Tier1Event::Computed);
+                let mut actions = Vec::new();
+                self.tier1[slice].node.computed(&mut actions);
+                for action in actions {
+                    self.act_tier1(slice, action);
+                }
+                self.stirred.insert(slice);
             }
-            Event::Attend { slice, attend, values } => {
-                let lane = attend.shard.lane;
-                let worker =
-                    self.tier2.get_mut(&(slice, lane)).expect("lanes exist on every slice");
-                worker.inputs.insert((attend.shard, attend.layer), values);
-                worker.node.take(attend).map_err(|error| Failure::Refused(error.to_string()))?;
-                self.tier2_start(slice, lane);
-            }
-            Event::Tier2Computed { slice, lane } => {
-                let worker =
-                    self.tier2.get_mut(&(slice, lane)).expect("lanes exist on every slice");
-                let values = worker.compute();
-                let attended = worker.node.computed();
+            Event::Tier2Computed { slice, lane, values } => {
+                let attended = self.worker(slice, lane).node.computed();
                 let rows = values.len();
-                self.send(
-                    Link::Back(slice, lane),
-                    rows,
-                    Event::Attended { slice, attended, values },
-                );
+                let message = Message::Attended { slice, attended, values };
+                self.send(Link::Back(slice, lane), rows, message);
                 self.tier2_start(slice, lane);
             }
         }
         Ok(())
+    }
+
+    fn arrive(&mut self, message: Message) -> Result<(), Failure> {
+        let news = match message {
+            Message::Launch { slice, launch, residual } => {
+                self.stirred.insert(slice);
+                let visit = Visit { residual, attended: Vec::new() };
+                self.tier1[slice].node.arrive(launch, visit)
+            }
+            Message::Attended { slice, attended, values } => {
+                self.stirred.insert(slice);
+                let visit = self.tier1[slice].node.attended(&attended);
+                visit.map(|visit| visit.attended = values).is_some()
+            }
+            Message::Attend { slice, attend, values } => {
+                let lane = attend.step.shard.lane;
+                let taken = self.worker(slice, lane).node.take(attend, values);
+                let taken = taken.map_err(|error| Failure::Refused(error.to_string()))?;
+                self.tier2_start(slice, lane);
+                taken
+            }
+            Message::Home(home) => return self.dispatch(DispatcherEvent::Home(home)),
+        };
+        self.stale += u64::from(!news);
+        Ok(())
+    }
+
+    fn worker(&mut self, slice: usize, lane: u32) -> &mut Tier2 {
+        self.tier2.get_mut(&(slice, lane)).expect("lanes exist on every slice")
     }
 
     fn dispatch(&mut self, event: DispatcherEvent) -> Result<(), Failure> {
+        let mut events = vec![event];
         let mut actions = Vec::new();
-        self.dispatcher.on(event, self.now_ns, &mut actions);
+        // A watcher's stop comes before the next launch, as it does in a job.
+        while let Some(event) = events.pop() {
+            self.dispatcher.on(event, self.now_ns, &mut actions);
+            for action in std::mem::take(&mut actions) {
+                self.act(action, &mut events)?;
+            }
+        }
         self.dispatcher.fill(&mut actions);
-        for action in actions {
-            match action {
-                DispatcherAction::Launch(launch) => {
-                    let rows = launch.rows.len();
-                    let residual = launch.rows.iter().map(|row| model::embed(row.token)).collect();
-                    self.send(Link::Launch, rows, Event::Arrive { slice: 0, launch, residual });
+        actions.into_iter().try_for_each(|action| self.act(action, &mut events))
+    }
+
+    fn act(
+        &mut self,
+        action: DispatcherAction,
+        stops: &mut Vec<DispatcherEvent>,
+    ) -> Result<(), Failure> {
+        match action {
+            DispatcherAction::Launch(launch) => {
+                let rows = launch.rows.len();
+                let residual = launch.rows.iter().map(|row| model::embed(row.token)).collect();
+                self.send(Link::Launch, rows, Message::Launch { slice: 0, launch, residual });
+            }
+            DispatcherAction::Finish(completion) => {
+                let id = completion.id;
+                if self.completions.insert(id, completion).is_some() {
+                    return Err(Failure::Twice(id));
                 }
-                DispatcherAction::Finish(completion) => {
-                    let id = completion.id;
-                    if self.completions.insert(id, completion).is_some() {
-                        return Err(Failure::Twice(id));
+            }
+            DispatcherAction::Token(id, generated) => {
+                let seen = self.watched.entry(id).or_default();
+                seen.push(generated.token);
+                if let Some(stop) = self.costs.watch(id, seen.len()) {
+                    let event = DispatcherEvent::Stop(id, stop.kept);
+                    match stop.after_ns {
+                        0 => stops.push(event),
+                        later_ns => self.schedule(self.now_ns + later_ns, Event::Dispatcher(event)),
                     }
                 }
-                DispatcherAction::Token(..) => {}
-                DispatcherAction::Reject(id, rejection) => {
-                    return Err(Failure::Refused(format!("{id:?}: {rejection:?}")));
-                }
+            }
+            DispatcherAction::Reject(id, rejection) => {
+                return Err(Failure::Refused(format!("{id:?}: {rejection:?}")));
             }
         }
         Ok(())
     }
 
-    fn tier1_on(&mut self, slice: usize, event: Tier1Event) {
-        let mut actions = Vec::new();
-        self.tier1[slice].node.on(event, &mut actions);
-        for action in actions {
-            match action {
-                Tier1Action::Attend(attend) => {
-                    let values = self.tier1[slice].residual[&attend.shard].clone();
-                    let link = Link::Out(slice, attend.shard.lane);
-                    self.send(link, attend.rows.len(), Event::Attend { slice, attend, values });
-                }
-                Tier1Action::Leave(launch) => self.leave(slice, launch),
+    fn act_tier1(&mut self, slice: usize, action: Tier1Action<Visit>) {
+        match action {
+            Tier1Action::Attend(attend) => {
+                let values = self.tier1[slice].node.payload(attend.step).residual.clone();
+                let link = Link::Out(slice, attend.step.shard.lane);
+                self.send(link, attend.rows.len(), Message::Attend { slice, attend, values });
             }
+            Tier1Action::Leave(launch, visit) => self.leave(slice, launch, visit.residual),
         }
-        self.stirred.insert(slice);
     }
 
+    /// Computes what a slice has ready. The values are there at once, as in a worker that hears nothing
+    /// while its kernels run; what follows from them comes when the time is over.
     fn start(&mut self, slice: usize) {
         let Some(work) = self.tier1[slice].node.start() else { return };
+        self.tier1[slice].compute(&work);
         let node = &self.tier1[slice].node;
-        let rows = work.shards.iter().map(|shard| node.rows(*shard).len()).sum();
+        let rows = work.steps.iter().map(|step| node.rows(*step).len()).sum();
         let cost_ns = self.costs.tier1_ns(slice, &work, rows);
-        self.tier1[slice].work = Some(work);
         self.schedule(self.now_ns + cost_ns, Event::Tier1Computed { slice });
     }
 
-    fn leave(&mut self, slice: usize, launch: Launch) {
-        let residual =
-            self.tier1[slice].residual.remove(&launch.shard).expect("it was in the slice");
+    fn leave(&mut self, slice: usize, launch: Launch, residual: Vec<u64>) {
         let rows = launch.rows.len();
         if slice + 1 < self.tier1.len() {
-            return self.send(
-                Link::Hop(slice),
-                rows,
-                Event::Arrive { slice: slice + 1, launch, residual },
-            );
+            let message = Message::Launch { slice: slice + 1, launch, residual };
+            return self.send(Link::Hop(slice), rows, message);
         }
         let tokens = launch.samples.iter().map(|sample| Generated {
             token: model::pick(residual[sample.row as usize], sample),
             logprob: 0.0,
             alternatives: Vec::new(),
         });
-        let home = Home { shard: launch.shard, epoch: launch.epoch, tokens: tokens.collect() };
-        self.send(Link::Home, rows, Event::Dispatcher(DispatcherEvent::Home(home)));
-    }
-
-    fn compute_tier1(&mut self, slice: usize) {
-        let tier1 = &mut self.tier1[slice];
-        let work = tier1.work.take().expect("a computation ended");
-        let layer = match work.stage {
-            Stage::Enter => return,
-            Stage::Middle(layer) => tier1.first_layer + layer,
-            Stage::Exit => {
-                let next = self.tier1.get(slice + 1).map(|next| next.first_layer);
-                let last = next.unwrap_or_else(|| self.layers_total()) - 1;
-                return self.post(slice, &work.shards, last);
-            }
-        };
-        self.post(slice, &work.shards, layer);
-    }
-
-    fn layers_total(&self) -> u32 {
-        let last = self.tier1.last().expect("a slice exists");
-        last.first_layer + last.node.layers()
-    }
-
-    fn post(&mut self, slice: usize, shards: &[ShardId], layer: u32) {
-        let tier1 = &mut self.tier1[slice];
-        for shard in shards {
-            let attended = tier1.attended.remove(shard).expect("the shard was attended");
-            let residual = tier1.residual.get_mut(shard).expect("the shard is in the slice");
-            for (residual, attended) in residual.iter_mut().zip(attended) {
-                *residual = model::post(*residual, attended, layer);
-            }
-        }
+        let home = Home { step: launch.step, tokens: tokens.collect() };
+        self.send(Link::Home, rows, Message::Home(home));
     }
 
     fn tier2_start(&mut self, slice: usize, lane: u32) {
-        let worker = self.tier2.get_mut(&(slice, lane)).expect("lanes exist on every slice");
-        let Some(attend) = worker.node.start() else { return };
+        let worker = self.worker(slice, lane);
+        let Some((attend, inputs)) = worker.node.start() else { return };
+        let values = worker.compute(&attend, inputs);
         let cost_ns = self.costs.tier2_ns(slice, lane, &attend.rows);
-        worker.work = Some(attend);
-        self.schedule(self.now_ns + cost_ns, Event::Tier2Computed { slice, lane });
+        self.schedule(self.now_ns + cost_ns, Event::Tier2Computed { slice, lane, values });
+    }
+}
+
+impl Tier1 {
+    /// Post-attention of the work's rows: the simulated kernel.
+    fn compute(&mut self, work: &Tier1Work) {
+        let layer = match work.stage {
+            Stage::Enter => return,
+            Stage::Middle(layer) => layer,
+            Stage::Exit => self.node.layers() - 1,
+        };
+        for step in &work.steps {
+            let visit = self.node.payload(*step);
+            assert_eq!(visit.attended.len(), visit.residual.len(), "{step:?} was not attended");
+            for (residual, attended) in visit.residual.iter_mut().zip(visit.attended.drain(..)) {
+                *residual = model::post(*residual, attended, self.first_layer + layer);
+            }
+        }
     }
 }
 
 impl Tier2 {
-    /// Appends and attends the rows at work: the simulated kernel.
-    fn compute(&mut self) -> Vec<u64> {
-        let attend = self.work.take().expect("a computation ended");
-        let inputs = self.inputs.remove(&(attend.shard, attend.layer)).expect("came with the rows");
+    /// Appends and attends rows: the simulated kernel.
+    fn compute(&mut self, attend: &Attend, inputs: Vec<u64>) -> Vec<u64> {
         let place = |page: u32, offset: u32| {
             ((attend.layer * self.pages + page) * PAGE_POSITIONS + offset) as usize
         };
@@ -370,5 +372,20 @@ impl Tier2 {
             }))
         });
         output.collect()
+    }
+
+    /// The same rows, so that they make no sense to this node.
+    fn garbled(&self, mut attend: Attend, garble: Garble) -> Attend {
+        let last = attend.rows.last_mut().expect("a step has rows");
+        match garble {
+            Garble::Slot => last.slot += self.slots,
+            Garble::Page => last.page += self.pages,
+            Garble::Position => last.position += self.pages * PAGE_POSITIONS,
+            Garble::Order => {
+                let last = *last;
+                attend.rows.push(last);
+            }
+        }
+        attend
     }
 }

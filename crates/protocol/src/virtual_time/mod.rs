@@ -6,5 +6,7 @@
 
 mod cluster;
 pub mod model;
+mod setting;
 
-pub use cluster::{Costs, Failure, Link, Report, Topology, run};
+pub use cluster::run;
+pub use setting::{Costs, Failure, Garble, Link, Mishap, Report, Stop, Topology};

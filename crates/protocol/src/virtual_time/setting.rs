@@ -1,0 +1,128 @@
+//! What a simulated run is given and what it comes to: the cluster's shape, what things cost, what goes
+//! wrong, the outcome.
+
+use crate::dispatcher::{DispatcherConfig, DispatcherStats};
+use crate::prompt::{Completion, PromptId};
+use crate::tier1::Tier1Work;
+use glinthawk_flight::Row;
+use std::collections::BTreeMap;
+
+/// The simulated cluster's shape.
+#[derive(Clone, Debug)]
+pub struct Topology {
+    /// Layers of each slice.
+    pub slice_layers: Vec<u32>,
+    /// Rows in one Tier-1 batch at most.
+    pub tier1_rows_max: usize,
+    /// The dispatcher's part; its lanes are every slice's Tier-2 nodes.
+    pub dispatcher: DispatcherConfig,
+}
+
+/// What things cost, in nanoseconds of virtual time. Called in the order of events, so that a
+/// seeded generator inside makes a run that replays exactly.
+pub trait Costs {
+    /// Tier-1 work of a batch of `rows` rows.
+    fn tier1_ns(&mut self, slice: usize, work: &Tier1Work, rows: usize) -> u64;
+    /// Attention of rows on a lane.
+    fn tier2_ns(&mut self, slice: usize, lane: u32, rows: &[Row]) -> u64;
+    /// A message of `rows` rows on a link: time it occupies the link, and latency after that.
+    fn link_ns(&mut self, link: Link, rows: usize) -> (u64, u64);
+    /// What goes wrong with a message on a link.
+    fn mishap(&mut self, _link: Link) -> Option<Mishap> {
+        None
+    }
+    /// What the watcher of a prompt does when it has seen this many tokens.
+    fn watch(&mut self, _id: PromptId, _seen: usize) -> Option<Stop> {
+        None
+    }
+}
+
+/// Something that goes wrong with a message. The dispatcher gives its step up where that is needed.
+#[derive(Clone, Copy, Debug)]
+pub enum Mishap {
+    /// It arrives a second time, so much later.
+    Twice {
+        /// Nanoseconds after the first time.
+        later_ns: u64,
+    },
+    /// It never arrives, which is noticed.
+    Lost {
+        /// Nanoseconds after it would have arrived.
+        noticed_ns: u64,
+    },
+    /// It arrives, but the dispatcher has lost patience with its step.
+    GivenUp {
+        /// Nanoseconds after it was sent.
+        after_ns: u64,
+    },
+    /// Before it, rows to attend arrive that make no sense; other messages have none.
+    Garbled(Garble),
+}
+
+/// How rows to attend make no sense.
+#[derive(Clone, Copy, Debug)]
+pub enum Garble {
+    /// The last row's slot is beyond the node's.
+    Slot,
+    /// The last row's page is.
+    Page,
+    /// The last row's position is.
+    Position,
+    /// The last row is there twice.
+    Order,
+}
+
+/// A watcher ends a completion.
+#[derive(Clone, Copy, Debug)]
+pub struct Stop {
+    /// Tokens that are kept.
+    pub kept: usize,
+    /// When the dispatcher hears of it; 0 is before it launches anything else.
+    pub after_ns: u64,
+}
+
+/// A directed link between two places of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Link {
+    /// Dispatcher → slice 0.
+    Launch,
+    /// Slice → next slice.
+    Hop(usize),
+    /// Slice → its worker on a lane.
+    Out(usize, u32),
+    /// Worker on a lane → its slice.
+    Back(usize, u32),
+    /// Last slice → dispatcher.
+    Home,
+}
+
+/// What a run came to.
+pub struct Report {
+    /// One for each prompt.
+    pub completions: BTreeMap<PromptId, Completion>,
+    /// The dispatcher's counters.
+    pub stats: DispatcherStats,
+    /// Virtual time at the end.
+    pub end_ns: u64,
+    /// Events handled.
+    pub events: u64,
+    /// The tokens of watched prompts, as they were reported.
+    pub watched: BTreeMap<PromptId, Vec<u32>>,
+    /// Messages that nodes found to be old news.
+    pub stale: u64,
+    /// Messages that Tier-2 nodes refused, as they must.
+    pub refused: u64,
+}
+
+/// Why a run is wrong.
+#[derive(Debug)]
+pub enum Failure {
+    /// Nothing is under way, yet prompts are unfinished.
+    Deadlock(Vec<PromptId>),
+    /// A node refused a message.
+    Refused(String),
+    /// A node took rows that make no sense.
+    Accepted(Garble),
+    /// A prompt got a second result.
+    Twice(PromptId),
+}
