@@ -16,6 +16,8 @@ mod processes;
 mod pump;
 mod remote;
 mod report;
+mod span;
+mod station;
 mod stats;
 mod tier1;
 mod tier2;

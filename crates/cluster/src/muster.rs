@@ -4,7 +4,7 @@ use crate::control::{Control, Link, Offer, Role};
 use crate::error::ClusterError;
 use crate::layout::Layout;
 use crate::net::{Config, Controller, Event, Peer, Token};
-use crate::remote::RemoteFabric;
+use crate::remote::{RemoteFabric, name_of};
 use glinthawk_compute::Isa;
 use glinthawk_flight::{Buffer, Pool};
 use glinthawk_model::{Model, Tensor};
@@ -301,9 +301,4 @@ impl Muster {
         };
         Ok(self.controller.send(peer, message)?)
     }
-}
-
-/// The name of a peer's role.
-pub(crate) fn name_of(names: &BTreeMap<Peer, String>, peer: Peer) -> String {
-    names.get(&peer).cloned().unwrap_or_else(|| peer.to_string())
 }

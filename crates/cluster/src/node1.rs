@@ -5,19 +5,16 @@ use crate::error::ClusterError;
 use crate::local::load_slice;
 use crate::net::Peer;
 use crate::node2::attention_worker;
+use crate::station::{Heard, IDLE, Station};
 use crate::tier1::{Outgoing, Tier1Place, Tier1Worker};
 use crate::tier2::Tier2Worker;
 use crate::wire;
-use crate::worker::{Heard, Station};
 use glinthawk_compute::{CpuContext, CpuWeights};
 use glinthawk_flight::{Kind, Message};
 use glinthawk_model::Model;
 use glinthawk_protocol::{Launch, Tier1Node};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// How long an idle node sleeps at most.
-const IDLE: Duration = Duration::from_secs(1);
 
 struct Node<'a> {
     station: &'a Station,

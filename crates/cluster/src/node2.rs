@@ -3,17 +3,14 @@
 use crate::control::Control;
 use crate::error::ClusterError;
 use crate::net::Peer;
+use crate::station::{Heard, IDLE, Station};
 use crate::tier2::Tier2Worker;
 use crate::wire;
-use crate::worker::{Heard, Station};
 use glinthawk_compute::CpuContext;
 use glinthawk_flight::Kind;
 use glinthawk_protocol::Tier2Node;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// How long an idle node sleeps at most.
-const IDLE: Duration = Duration::from_secs(1);
 
 /// The attention worker of a lane, for a slice's layers.
 pub(crate) fn attention_worker(

@@ -3,7 +3,6 @@
 use crate::control::Control;
 use crate::error::ClusterError;
 use crate::fabric::{Fabric, WAIT};
-use crate::muster::name_of;
 use crate::net::{Controller, Event, LostReason, Peer};
 use crate::report::NodeReport;
 use crate::wire;
@@ -120,4 +119,9 @@ impl Fabric for RemoteFabric {
         reports.sort_by(|a, b| (a.tier, &a.name).cmp(&(b.tier, &b.name)));
         Ok(reports)
     }
+}
+
+/// The name of a peer's role.
+pub(crate) fn name_of(names: &BTreeMap<Peer, String>, peer: Peer) -> String {
+    names.get(&peer).cloned().unwrap_or_else(|| peer.to_string())
 }

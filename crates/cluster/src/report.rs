@@ -1,7 +1,7 @@
 //! What one node did: counted where it happens, sent to the dispatcher at the end.
 
 use crate::net::{Counter, PeerStats};
-use crate::trace::Span;
+use crate::span::Span;
 use glinthawk_flight::KINDS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

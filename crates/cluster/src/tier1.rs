@@ -2,7 +2,7 @@
 
 use crate::layout::Layout;
 use crate::report::NodeReport;
-use crate::trace::Tracer;
+use crate::span::Tracer;
 use glinthawk_compute::sample::{Sampler, sample};
 use glinthawk_compute::{ShardIn, ShardOut, Threads, WeightKernels};
 use glinthawk_flight::{Buffer, Pool};

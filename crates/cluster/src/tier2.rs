@@ -2,7 +2,7 @@
 
 use crate::error::ClusterError;
 use crate::report::NodeReport;
-use crate::trace::Tracer;
+use crate::span::Tracer;
 use glinthawk_compute::{AttendRow, ContextKernels};
 use glinthawk_flight::{Buffer, Pool};
 use glinthawk_protocol::{Attend, Attended, Tier2Node};

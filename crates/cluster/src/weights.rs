@@ -3,7 +3,7 @@
 use crate::control::Control;
 use crate::error::ClusterError;
 use crate::net::Event;
-use crate::worker::Station;
+use crate::station::Station;
 use glinthawk_flight::{Buffer, Kind};
 use glinthawk_model::{ElsewhereWeights, Model, Tensor, catalogue};
 use half::bf16;

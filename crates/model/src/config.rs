@@ -11,7 +11,6 @@ mod shapes;
 pub(crate) use gguf::{FromTensors, ROPE_DIVISORS, has_adjacent_pairs};
 
 use crate::error::ConfigError;
-use crate::weights::Tensor;
 
 /// Everything the kernels and the planner need to know about a model, except its weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,17 +68,6 @@ impl ModelConfig {
     /// Width of a row's q, k, v side by side.
     pub fn qkv_width(&self) -> usize {
         self.query_width() + 2 * self.kv_width()
-    }
-
-    /// Weights of the whole model; a table used for embedding and classifier counts once.
-    pub fn parameter_count(&self) -> usize {
-        Tensor::all(self)
-            .filter(|tensor| !(self.tied_embeddings && *tensor == Tensor::Classifier))
-            .map(|tensor| {
-                let (outputs, inputs) = tensor.shape(self);
-                outputs * inputs
-            })
-            .sum()
     }
 
     /// Bytes of keys and values that one token adds to its context, over all layers, in bf16.

@@ -97,6 +97,19 @@ impl Tensor {
     }
 }
 
+impl ModelConfig {
+    /// Weights of the whole model; a table used for embedding and classifier counts once.
+    pub fn parameter_count(&self) -> usize {
+        Tensor::all(self)
+            .filter(|tensor| !(self.tied_embeddings && *tensor == Tensor::Classifier))
+            .map(|tensor| {
+                let (outputs, inputs) = tensor.shape(self);
+                outputs * inputs
+            })
+            .sum()
+    }
+}
+
 impl LayerTensor {
     /// All kinds, in the order in which a layer uses them.
     pub(crate) const ALL: [LayerTensor; 14] = [

@@ -2,7 +2,8 @@
 //! this machine's loopback.
 
 use super::config::{Bounds, Config, Token};
-use super::controller::{ConnectError, Controller, Event, Peer, SendError};
+use super::controller::{ConnectError, Controller};
+use super::event::{Event, Peer, SendError};
 use crate::processes::keep_to_cores;
 use glinthawk_flight::{HEADER_BYTES, Kind, Message, Pool, Row, StepId};
 use std::hint::spin_loop;

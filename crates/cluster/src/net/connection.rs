@@ -1,6 +1,6 @@
 //! One connection as the network thread has it: bytes from the socket into messages. Never blocks.
 
-use super::controller::LostReason;
+use super::event::LostReason;
 use super::outlet::Outlet;
 use glinthawk_flight::{BodyChecksum, Buffer, HEADER_BYTES, Header, Limits, Message, Pool};
 use std::io::{self, ErrorKind, IoSliceMut, Read};

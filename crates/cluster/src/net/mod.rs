@@ -20,6 +20,7 @@ mod bench;
 mod config;
 mod connection;
 mod controller;
+mod event;
 mod handshake;
 mod link;
 mod outlet;
@@ -30,6 +31,7 @@ mod thread;
 
 pub use bench::{BenchError, BenchFigures, BenchOptions, RoundTrip, bench, round_trip};
 pub use config::{Bounds, Config, Identity, LinkShape, NodeId, Timing, Token};
-pub use controller::{ConnectError, Controller, Event, LostReason, Peer, SendError};
+pub use controller::{ConnectError, Controller};
+pub use event::{Event, LostReason, Peer, SendError};
 pub use handshake::{HELLO_BYTES, HandshakeError, Hello, Status};
 pub use stats::{Counter, PeerStats};

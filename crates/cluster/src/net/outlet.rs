@@ -2,7 +2,7 @@
 //! Never blocks on the socket.
 
 use super::config::{Config, LinkShape};
-use super::controller::{LostReason, SendError};
+use super::event::{LostReason, SendError};
 use super::link::{Link, Sealed};
 use super::stats::PeerCounters;
 use glinthawk_flight::{Kind, Limits, Message, Pool};

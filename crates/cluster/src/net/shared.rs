@@ -2,7 +2,7 @@
 //! and the accounting that bounds both.
 
 use super::config::{Config, Identity, LinkShape, NodeId};
-use super::controller::{Event, LostReason, Peer, SendError};
+use super::event::{Event, LostReason, Peer, SendError};
 use super::handshake::HandshakeError;
 use super::outlet::Outlet;
 use super::stats::{PeerCounters, PeerStats};

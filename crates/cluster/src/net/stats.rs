@@ -1,7 +1,7 @@
 //! Counters of what went over each connection, by direction and kind.
 
 use super::config::Identity;
-use super::controller::Peer;
+use super::event::Peer;
 use glinthawk_flight::{Header, KINDS, Kind};
 use std::net::SocketAddr;
 use std::ops::AddAssign;

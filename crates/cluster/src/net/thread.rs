@@ -2,7 +2,7 @@
 
 use super::config::Config;
 use super::connection::Connection;
-use super::controller::{Event, LostReason, Peer};
+use super::event::{Event, LostReason, Peer};
 use super::handshake::{Hello, Status};
 use super::outlet::Outlet;
 use super::reception::{Guest, Reception};

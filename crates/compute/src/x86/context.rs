@@ -3,7 +3,8 @@
 
 mod batch;
 
-use super::attention::{self, After, PAGE, Part, SPLIT_PAGES, Workspace};
+use super::attention::{self, Part, SPLIT_PAGES, Workspace};
+use super::pages::{After, PAGE};
 use super::tiles::TILE_ROWS;
 use crate::memory::{Memory, SharedMut};
 use crate::{AttendRow, ComputeError, ContextKernels, ContextType, Isa, Threads};

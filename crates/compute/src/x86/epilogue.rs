@@ -4,7 +4,7 @@
 use super::functions::silu;
 use super::lanes::{LANES, Lanes};
 use super::pack::head_order;
-use super::product::{RowResults, Unit};
+use super::strip::{RowResults, Unit};
 use super::tiles::{PANEL, ROWS_OF_PAIR, RowsMut, STEP, TILE_ROWS};
 use crate::memory::SharedMut;
 use crate::rope::rotate;

@@ -2,9 +2,9 @@
 //! the same as for bf16 pages. The int8 numbers are exact in bf16. Their scales are applied
 //! elsewhere.
 
-use super::attention::{Fetcher, PAGE};
 use super::for_each_isa;
 use super::lanes::{LANES, Lanes};
+use super::pages::{Fetcher, PAGE};
 use crate::context_type::quantise;
 use crate::source::HEAD_DIM_MAX;
 use half::bf16;

@@ -9,7 +9,9 @@ use super::epilogue::Epilogue;
 use super::for_each_isa;
 use super::lanes::Lanes;
 use super::pack::Panels;
-use super::tiles::{PANEL, RESULT_TILE, ROWS_OF_PAIR, Rows, STEP, TILE, TILE_ROWS, steps_of_piece};
+use super::pending::Pending;
+use super::strip::{RESULTS_OF_PAIR, Strip, Unit};
+use super::tiles::{PANEL, ROWS_OF_PAIR, Rows, STEP, TILE, TILE_ROWS, steps_of_piece};
 use super::vector;
 use crate::memory::{Arena, LINE_BYTES, Memory, SharedMut};
 use crate::{ComputeError, Isa, Threads};
@@ -29,148 +31,9 @@ const ROWS_IN_PIECES: usize = 256;
 const RESULTS_MAX: usize = 128 << 10;
 /// Values of a cache line.
 const LINE: usize = LINE_BYTES / size_of::<bf16>();
-/// Values of the results of a pair of row blocks and a pair of panels.
-const RESULTS_OF_PAIR: usize = 4 * RESULT_TILE;
 /// Blocks for each thread, if there is enough to share. More blocks shorten the wait for the last thread, and
 /// consecutive ranges of rows find a block's weights in a cache.
 const BLOCKS_PER_THREAD: usize = 4;
-
-/// All rows of a task against a pair of panels (or the single last panel), for a piece of k.
-pub(super) struct Strip {
-    /// First tile of the left operand, and values from one row block to the next.
-    pub(super) left: *const bf16,
-    pub(super) left_block: usize,
-    pub(super) rows: Range<usize>,
-    /// The same one twice, if there is only one panel.
-    pub(super) right: [*const bf16; 2],
-    /// Steps of k, at least one.
-    pub(super) steps: usize,
-    /// Whether sums continue from the results so far, or start at zero.
-    pub(super) accumulate: bool,
-    /// The panels that the next strip needs. May lie past the weights' end: for prefetches only.
-    pub(super) ahead: [*const bf16; 2],
-    /// The part of the left operand that this strip should fetch for later strips, likewise.
-    pub(super) left_ahead: Range<*const bf16>,
-    /// [pair of row blocks][2 row blocks][2 panels][16 rows][16 outputs].
-    results: *mut f32,
-    /// Whether all pairs have the same place for their results, one after the other.
-    one_pair: bool,
-    /// The unit that the strip finishes, and its results from the first pair of panels on.
-    finishes: Option<(Unit, *const f32)>,
-}
-
-impl Strip {
-    /// Pairs of row blocks; the last pair may lack its second block.
-    pub(super) fn pairs(&self) -> usize {
-        self.rows.len().div_ceil(ROWS_OF_PAIR)
-    }
-
-    /// Where the results of a pair of row blocks go.
-    pub(super) fn results(&self, pair: usize) -> *mut f32 {
-        self.results.wrapping_add(self.place(pair))
-    }
-
-    fn place(&self, pair: usize) -> usize {
-        if self.one_pair { 0 } else { pair * RESULTS_OF_PAIR }
-    }
-}
-
-/// Panels of the weights that stay together, in one task.
-pub(super) struct Unit {
-    pub(super) panels: Range<usize>,
-    /// The task's number among those with the same rows.
-    pub(super) task: usize,
-}
-
-/// Finished results of one row and a unit.
-#[derive(Clone, Copy)]
-pub(super) struct RowResults {
-    /// Row of the batch.
-    pub(super) row: usize,
-    /// Results of the first pair of panels, and values from one to the next.
-    values: *const f32,
-    values_pair: usize,
-}
-
-impl RowResults {
-    /// The sixteen results of one of the unit's panels, counted from its first.
-    #[inline(always)]
-    pub(super) fn of(&self, panel: usize) -> *const f32 {
-        self.values.wrapping_add(panel / 2 * self.values_pair + panel % 2 * RESULT_TILE)
-    }
-}
-
-/// Finished results of a pair of row blocks. The epilogue works on them while the next results are
-/// computed: on one row of the first block and the same row of the second at a time.
-pub(super) struct Pending<'a, E: Epilogue> {
-    epilogue: &'a E,
-    place: Option<E::Place>,
-    /// First row of the batch, and how many there are.
-    first: usize,
-    rows: usize,
-    /// Rows of each block that are done.
-    done: usize,
-    values: *const f32,
-    values_pair: usize,
-}
-
-impl<'a, E: Epilogue> Pending<'a, E> {
-    fn none(epilogue: &'a E) -> Self {
-        let values = std::ptr::null();
-        Self { epilogue, place: None, first: 0, rows: 0, done: 0, values, values_pair: 0 }
-    }
-
-    /// Finishes some rows of each block, if any are left.
-    ///
-    /// # Safety
-    /// The machine has the instruction set of `L`; the results that were taken up still exist; the epilogue
-    /// may be called for them.
-    #[inline(always)]
-    pub(super) unsafe fn advance<L: Lanes>(&mut self, rows: usize) {
-        let Some(place) = &self.place else { return };
-        let end = (self.done + rows).min(self.rows).min(TILE_ROWS);
-        for index in self.done..end {
-            let mut results = RowResults {
-                row: self.first + index,
-                values: self.values.wrapping_add(index * PANEL),
-                values_pair: self.values_pair,
-            };
-            // SAFETY: as promised by the caller; the results are there.
-            unsafe { self.epilogue.finish::<L>(place, results) };
-            if index + TILE_ROWS < self.rows {
-                results.row += TILE_ROWS;
-                results.values = results.values.wrapping_add(2 * RESULT_TILE);
-                // SAFETY: as above.
-                unsafe { self.epilogue.finish::<L>(place, results) };
-            }
-        }
-        self.done = end;
-    }
-
-    /// Finishes all remaining rows.
-    ///
-    /// # Safety
-    /// As `advance`.
-    #[inline(always)]
-    pub(super) unsafe fn finish<L: Lanes>(&mut self) {
-        // SAFETY: as promised by the caller.
-        unsafe { self.advance::<L>(TILE_ROWS) };
-    }
-
-    /// Takes up the units that the results of a pair of row blocks finish. Nothing else may be left to do, and the
-    /// results must stay until they are done.
-    pub(super) fn take(&mut self, strip: &Strip, pair: usize) {
-        assert_eq!(self.done, self.rows.min(TILE_ROWS), "rows of the results before are done");
-        if let Some((unit, values)) = &strip.finishes {
-            self.place = Some(self.epilogue.place(unit));
-            self.first = strip.rows.start + pair * ROWS_OF_PAIR;
-            self.rows = (strip.rows.end - self.first).min(ROWS_OF_PAIR);
-            self.done = 0;
-            self.values = values.wrapping_add(strip.place(pair));
-            self.values_pair = strip.pairs() * RESULTS_OF_PAIR;
-        }
-    }
-}
 
 /// How a product is cut into tasks, and a task into strips.
 pub(super) struct Blocking {

@@ -5,7 +5,7 @@
 //! with.
 
 use super::lanes::Lanes;
-use super::product::Strip;
+use super::strip::Strip;
 use super::tiles::{PANEL, RESULT_TILE, ROWS_OF_PAIR, STEP, TILE, TILE_ROWS};
 use half::bf16;
 

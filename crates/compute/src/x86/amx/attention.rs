@@ -1,7 +1,7 @@
 //! The two products of attention on tiles: queries with keys, weights with values.
 
 use super::{ROW_BYTES, clear, load, multiply_tiles, store};
-use crate::x86::attention::{Fetcher, PAGE};
+use crate::x86::pages::{Fetcher, PAGE};
 use crate::x86::tiles::{PANEL, RESULT_TILE, STEP, TILE};
 use half::bf16;
 

@@ -2,8 +2,9 @@
 
 use super::{Job, Shape};
 use crate::memory::SharedMut;
-use crate::x86::attention::{self, After, HeadPages, PAGE, Part, SPLIT_PAGES, Tile, Workspace};
+use crate::x86::attention::{self, Part, SPLIT_PAGES, Tile, Workspace};
 use crate::x86::int8;
+use crate::x86::pages::{After, HeadPages, PAGE};
 use crate::x86::tiles::{STEP, TILE, TILE_ROWS};
 use crate::{AttendRow, ContextType, Isa, Threads};
 use half::bf16;

@@ -1,0 +1,128 @@
+//! Where a worker stands once it has a role: its connections, its threads, and what it hears.
+
+use crate::control::{Control, Link, Role};
+use crate::error::ClusterError;
+use crate::net::{ConnectError, Controller, Event, LinkShape, LostReason, Peer};
+use crate::report::{NodeReport, peak_memory_bytes};
+use glinthawk_compute::{Isa, Threads};
+use glinthawk_flight::{Buffer, Kind, Message, Pool};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long a worker tries to reach its dispatcher or its neighbour.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Between two tries.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// How long an idle node sleeps at most.
+pub(crate) const IDLE: Duration = Duration::from_secs(1);
+
+/// What every role needs.
+pub(crate) struct Station {
+    pub controller: Controller,
+    pub dispatcher: Peer,
+    pub role: Role,
+    pub isa: Isa,
+    pub threads: Arc<Threads>,
+    pub pool: Arc<Pool>,
+    /// Events that came while something else was waited for.
+    pub stash: Mutex<VecDeque<Event>>,
+}
+
+/// What a role does with an event.
+pub(crate) enum Heard {
+    /// A message of the data plane.
+    Message(Peer, Message, Instant),
+    /// The dispatcher wants the report.
+    ReportWanted,
+    /// The job is over.
+    Over,
+    /// Nothing the role need know.
+    Nothing,
+}
+
+impl Station {
+    /// The next event, waiting for at most `wait`.
+    pub(crate) fn hear(&self, wait: Duration) -> Result<Option<Heard>, ClusterError> {
+        let stashed = self.stash.lock().expect("no panic with the stash").pop_front();
+        match stashed.or_else(|| self.controller.recv(wait)) {
+            None => Ok(None),
+            Some(event) => self.understand(event).map(Some),
+        }
+    }
+
+    fn understand(&self, event: Event) -> Result<Heard, ClusterError> {
+        match event {
+            Event::Joined { .. } => Ok(Heard::Nothing),
+            Event::Message { peer, message, .. }
+                if message.kind() == Kind::Control && peer == self.dispatcher =>
+            {
+                match Control::read(&message)? {
+                    Control::Report => Ok(Heard::ReportWanted),
+                    other => Err(ClusterError::Control(format!("a worker was sent {other:?}"))),
+                }
+            }
+            Event::Message { peer, message, received_at } => {
+                Ok(Heard::Message(peer, message, received_at))
+            }
+            Event::Lost { peer, reason: LostReason::Goodbye } if peer == self.dispatcher => {
+                Ok(Heard::Over)
+            }
+            // Neighbours leave when the dispatcher does; its goodbye is on the way.
+            Event::Lost { reason: LostReason::Goodbye, .. } => Ok(Heard::Nothing),
+            Event::Lost { peer, reason } if peer == self.dispatcher => {
+                Err(ClusterError::DispatcherLost(reason.to_string()))
+            }
+            Event::Lost { peer, reason } => Err(ClusterError::Lost {
+                name: format!("at the other end of {peer}"),
+                reason: reason.to_string(),
+            }),
+        }
+    }
+
+    pub(crate) fn tell_dispatcher(&self, control: &Control) -> Result<(), ClusterError> {
+        Ok(self.controller.send(self.dispatcher, control.message(Buffer::default()))?)
+    }
+
+    /// Dials the neighbour of the role and says who is calling.
+    pub(crate) fn dial_neighbour(
+        &self,
+        introduction: Option<u32>,
+    ) -> Result<Option<Peer>, ClusterError> {
+        let Some(address) = &self.role.dial else { return Ok(None) };
+        let peer = dial(&self.controller, address)?;
+        self.controller.send(peer, Control::Introduce(introduction).message(Buffer::default()))?;
+        Ok(Some(peer))
+    }
+
+    /// Makes the way to a node of the other tier as slow as it was asked for.
+    pub(crate) fn shape(&self, peer: Peer) {
+        let Link { delay, bytes_per_second } = self.role.link;
+        if delay > Duration::ZERO || bytes_per_second.is_some() {
+            self.controller.shape(peer, LinkShape { delay, bytes_per_second });
+        }
+    }
+
+    /// Sends this process's reports, its traffic with the first.
+    pub(crate) fn send_reports(&self, mut reports: Vec<NodeReport>) -> Result<(), ClusterError> {
+        reports[0].set_traffic(&self.controller.stats());
+        reports[0].peak_memory_bytes = peak_memory_bytes();
+        self.tell_dispatcher(&Control::Reported(reports))
+    }
+}
+
+/// Dials until somebody answers, for a while.
+pub(crate) fn dial(controller: &Controller, address: &str) -> Result<Peer, ClusterError> {
+    let started = Instant::now();
+    loop {
+        match controller.connect(address) {
+            Ok((peer, _)) => return Ok(peer),
+            Err(ConnectError::Unreachable { .. }) if started.elapsed() < PATIENCE => {
+                std::thread::sleep(RETRY)
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
