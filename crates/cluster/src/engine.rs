@@ -36,6 +36,8 @@ pub struct Engine {
     launched: HashMap<StepId, Instant>,
     steps: u64,
     steps_time: Duration,
+    /// Nodes that were lost or failed.
+    failures: u64,
 }
 
 impl Engine {
@@ -57,6 +59,7 @@ impl Engine {
             launched: HashMap::new(),
             steps: 0,
             steps_time: Duration::ZERO,
+            failures: 0,
         }
     }
 
@@ -101,7 +104,8 @@ impl Engine {
         self.act(launches);
         self.send_launches()?;
         if !self.launched.is_empty() {
-            self.fabric.advance(&mut homes)?;
+            let advanced = self.fabric.advance(&mut homes);
+            self.noting_failure(advanced)?;
         }
         for home in homes {
             // A step that was given up is not in the air any more; the dispatcher drops it too.
@@ -119,9 +123,17 @@ impl Engine {
             // A shard has one step in the air: an older one was given up.
             self.launched.retain(|step, _| step.shard != launch.step.shard);
             self.launched.insert(launch.step, Instant::now());
-            self.fabric.launch(launch)?;
+            let launched = self.fabric.launch(launch);
+            self.noting_failure(launched)?;
         }
         Ok(())
+    }
+
+    fn noting_failure(&mut self, outcome: Result<(), ClusterError>) -> Result<(), ClusterError> {
+        if let Err(ClusterError::Lost { .. } | ClusterError::Failed { .. }) = outcome {
+            self.failures += 1;
+        }
+        outcome
     }
 
     fn dispatch(&mut self, event: DispatcherEvent) {
@@ -168,8 +180,9 @@ impl Engine {
         let wall_s = self.wall_s();
         let nodes = self.fabric.reports()?;
         let steps = (self.steps, self.steps_time.as_secs_f64());
-        let stats =
-            RunStats::new(self.setting.clone(), self.dispatcher.stats(), &nodes, wall_s, steps);
+        let dispatcher = self.dispatcher.stats();
+        let setting = self.setting.clone();
+        let stats = RunStats::new(setting, dispatcher, &nodes, wall_s, steps, self.failures);
         Ok((stats, nodes))
     }
 }
@@ -207,8 +220,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_home_of_another_epoch_does_not_ground_its_shard() {
+    /// An engine over these nodes, with one prompt of three tokens to generate.
+    fn engine_over(fabric: Box<dyn Fabric>) -> Engine {
         let layout = Layout {
             slices: 1,
             remote_lanes: 0,
@@ -237,7 +250,7 @@ mod tests {
             page_bytes: 0,
             max_context: layout.context_max,
         };
-        let mut engine = Engine::new(Box::new(Confused::default()), &layout, vec![4], setting);
+        let mut engine = Engine::new(fabric, &layout, vec![4], setting);
         engine.submit(Prompt {
             id: PromptId(1),
             tokens: vec![5],
@@ -246,6 +259,12 @@ mod tests {
             sampling: Sampling::default(),
             watched: false,
         });
+        engine
+    }
+
+    #[test]
+    fn a_home_of_another_epoch_does_not_ground_its_shard() {
+        let mut engine = engine_over(Box::new(Confused::default()));
         // Three tokens, three answers to each of their launches, one an advance.
         let mut finished = 0;
         for _ in 0..9 {
@@ -254,5 +273,31 @@ mod tests {
         }
         assert!(engine.is_idle() && engine.is_grounded() && finished == 1);
         assert_eq!(engine.steps, 3, "only steps that came home are counted");
+    }
+
+    /// Nodes that are gone.
+    struct Gone;
+
+    impl Fabric for Gone {
+        fn launch(&mut self, _launch: Launch) -> Result<(), ClusterError> {
+            Ok(())
+        }
+
+        fn advance(&mut self, _homes: &mut Vec<Home>) -> Result<(), ClusterError> {
+            let (name, reason) = ("tier2-0-1".to_owned(), "closed".to_owned());
+            Err(ClusterError::Lost { name, reason })
+        }
+
+        fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn lost_nodes_are_counted_as_failures() {
+        let mut engine = engine_over(Box::new(Gone));
+        assert_eq!(engine.stats().expect("reports").0.failures, 0);
+        assert!(engine.advance().is_err());
+        assert_eq!(engine.stats().expect("reports").0.failures, 1);
     }
 }

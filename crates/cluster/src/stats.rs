@@ -183,6 +183,7 @@ impl RunStats {
         nodes: &[NodeReport],
         wall_s: f64,
         steps: (u64, f64),
+        failures: u64,
     ) -> Self {
         let of_tier = |tier: u8| nodes.iter().filter(move |node| node.tier == tier);
         let batches: u64 = of_tier(1).map(|node| node.batches).sum();
@@ -208,7 +209,7 @@ impl RunStats {
             time_per_step_s: StepTime::new(nodes, steps.0, steps.1),
             context_memory_used_max_bytes: u64::from(dispatcher.pages_used_max)
                 * setting.page_bytes,
-            failures: 0,
+            failures,
             prompts_recomputed: dispatcher.preemptions,
             rows_recomputed: dispatcher.rows_recomputed,
             peak_memory_bytes: peak_memory_bytes() + others_bytes,

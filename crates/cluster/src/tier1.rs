@@ -3,7 +3,7 @@
 use crate::layout::Layout;
 use crate::report::NodeReport;
 use crate::span::Tracer;
-use glinthawk_compute::sample::{Sampler, sample};
+use glinthawk_compute::sample::sample;
 use glinthawk_compute::{ShardIn, ShardOut, Threads, WeightKernels};
 use glinthawk_flight::{Buffer, Pool};
 use glinthawk_model::ModelConfig;
@@ -270,7 +270,7 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
         let slots: Vec<_> = logits.map(|logits| Mutex::new((logits, None))).collect();
         self.threads.for_each(picks.len(), |index| {
             let mut slot = slots[index].lock().expect("no panic while sampling");
-            slot.1 = Some(pick(slot.0, &picks[index].1.2));
+            slot.1 = Some(sample(slot.0, &picks[index].1.2));
         });
         for ((index, (step, _, _)), slot) in picks.iter().zip(slots) {
             let generated = slot.into_inner().expect("no panic while sampling").1;
@@ -303,21 +303,4 @@ fn is_plain_greedy(sample: &Sample) -> bool {
         && sample.repetition_penalty == 1.0
         && sample.biases.is_empty()
         && sample.logprobs.is_none()
-}
-
-fn pick(logits: &mut [f32], spec: &Sample) -> Generated {
-    let sampler = Sampler {
-        temperature: spec.temperature,
-        top_k: spec.top_k,
-        top_p: spec.top_p,
-        min_p: spec.min_p,
-        seed: spec.seed,
-        position: spec.position,
-        repeated: &spec.repeated,
-        repetition_penalty: spec.repetition_penalty,
-        biases: &spec.biases,
-        logprobs: spec.logprobs,
-    };
-    let sampled = sample(logits, &sampler);
-    Generated { token: sampled.token, logprob: sampled.logprob, alternatives: sampled.alternatives }
 }

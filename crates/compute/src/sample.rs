@@ -2,49 +2,13 @@
 //! Plain scalar code: equal logits give the same token on every instruction set.
 
 use crate::math::exp;
+use glinthawk_flight::{Generated, Sample};
 use std::cmp::Ordering;
 
 /// Values handled at once, by whatever vectors the compiler finds.
 const LANES: usize = 16;
 /// Tokens whose weights are summed before the sum is added to the others'.
 const BLOCK: usize = 256;
-
-/// How one row's token is picked. With the logits it determines the token: the draw's only
-/// randomness is a hash of seed and position.
-#[derive(Clone, Debug)]
-pub struct Sampler<'a> {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Keep the `top_k` likeliest tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the likeliest tokens whose probabilities reach `top_p`; 1 keeps all.
-    pub top_p: f32,
-    /// Drop tokens less likely than `min_p` times the likeliest; 0 drops none.
-    pub min_p: f32,
-    /// With the position, the only source of randomness.
-    pub seed: u64,
-    /// Position of the token to be picked.
-    pub position: u32,
-    /// Tokens the repetition penalty applies to, none twice.
-    pub repeated: &'a [u32],
-    /// Divides positive, multiplies negative logits of `repeated`; 1 is off.
-    pub repetition_penalty: f32,
-    /// Added to these tokens' logits: logit bias, presence and frequency penalties, summed.
-    pub biases: &'a [(u32, f32)],
-    /// Report the token's log-probability and this many likeliest alternatives.
-    pub logprobs: Option<u8>,
-}
-
-/// A picked token.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampled {
-    /// The token.
-    pub token: u32,
-    /// Its natural-log probability under the model's own distribution; 0 if not asked for.
-    pub logprob: f32,
-    /// The likeliest tokens with their log-probabilities, likeliest first; empty if not asked for.
-    pub alternatives: Vec<(u32, f32)>,
-}
 
 /// A token that may still be drawn, with its logit.
 #[derive(Clone, Copy)]
@@ -61,14 +25,14 @@ impl Candidate {
 }
 
 /// Picks a token. NaN logits count as impossible; if nothing is possible, token 0 is picked.
-pub fn sample(logits: &mut [f32], sampler: &Sampler<'_>) -> Sampled {
+pub fn sample(logits: &mut [f32], sampler: &Sample) -> Generated {
     for logit in logits.iter_mut() {
         // Adding 0 turns -0 into 0, so that the order of bits is the order of values.
         *logit = if logit.is_nan() { f32::NEG_INFINITY } else { *logit + 0.0 };
     }
     let Some(alternatives) = sampler.logprobs else {
         adjust(logits, sampler, |_, _| {});
-        return Sampled { token: pick(logits, sampler), logprob: 0.0, alternatives: Vec::new() };
+        return Generated { token: pick(logits, sampler), logprob: 0.0, alternatives: Vec::new() };
     };
     let log_total = log_sum_exp(logits);
     let alternatives = likeliest(logits, usize::from(alternatives));
@@ -78,7 +42,7 @@ pub fn sample(logits: &mut [f32], sampler: &Sampler<'_>) -> Sampled {
     let token = pick(logits, sampler);
     let before = changed.iter().find(|change| change.0 == token).map(|change| change.1);
     let raw = before.or_else(|| raw.get(token as usize).copied()).unwrap_or(f32::NEG_INFINITY);
-    Sampled {
+    Generated {
         token,
         logprob: raw - log_total,
         alternatives: alternatives
@@ -102,7 +66,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
 }
 
 /// Applies repetition penalty and biases; tells `changed` every value it overwrites.
-fn adjust(logits: &mut [f32], sampler: &Sampler<'_>, mut changed: impl FnMut(u32, f32)) {
+fn adjust(logits: &mut [f32], sampler: &Sample, mut changed: impl FnMut(u32, f32)) {
     let mut change = |token: u32, to: &dyn Fn(f32) -> f32| {
         if let Some(logit) = logits.get_mut(token as usize) {
             changed(token, *logit);
@@ -112,17 +76,17 @@ fn adjust(logits: &mut [f32], sampler: &Sampler<'_>, mut changed: impl FnMut(u32
     };
     let penalty = sampler.repetition_penalty;
     if penalty != 1.0 {
-        for &token in sampler.repeated {
+        for &token in &sampler.repeated {
             change(token, &|logit| if logit > 0.0 { logit / penalty } else { logit * penalty });
         }
     }
-    for &(token, bias) in sampler.biases {
+    for &(token, bias) in &sampler.biases {
         change(token, &|logit| logit + bias);
     }
 }
 
 /// Picks a token and overwrites the logits.
-fn pick(logits: &mut [f32], sampler: &Sampler<'_>) -> u32 {
+fn pick(logits: &mut [f32], sampler: &Sample) -> u32 {
     let best = argmax(logits);
     let max = logits.get(best as usize).copied().unwrap_or(f32::NEG_INFINITY);
     // NaN temperatures and infinite logits are greedy too.
@@ -229,7 +193,7 @@ fn keep_nucleus(weights: &mut [f32], top_p: f32) {
 /// Draws among ranked candidates after top-p and min-p, in order of rank.
 fn draw_ranked(
     candidates: &[Candidate],
-    sampler: &Sampler<'_>,
+    sampler: &Sample,
     draw: f64,
     weigh: impl Fn(f32) -> f32,
 ) -> u32 {

@@ -9,6 +9,7 @@ mod kind;
 mod message;
 mod row;
 mod table;
+mod token;
 
 pub use buffer::{Buffer, Pool};
 pub use error::WireError;
@@ -17,3 +18,4 @@ pub use kind::{KINDS, Kind, PROTOCOL_VERSION};
 pub use message::Message;
 pub use row::{PAGE_POSITIONS, Row, ShardId, StepId};
 pub use table::{CONTEXT_ROW_BYTES, ContextRow, RowTable};
+pub use token::{Generated, Sample};

@@ -14,9 +14,9 @@ pub mod virtual_time;
 pub use dispatcher::{
     Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats, Rejection,
 };
-pub use glinthawk_flight::{ShardId, StepId};
+pub use glinthawk_flight::{Generated, Sample, ShardId, StepId};
 pub use histogram::Histogram;
-pub use message::{Attend, Attended, Home, Launch, Merge, Sample};
-pub use prompt::{Completion, Finish, Generated, Prompt, PromptId, Sampling};
+pub use message::{Attend, Attended, Home, Launch, Merge};
+pub use prompt::{Completion, Finish, Prompt, PromptId, Sampling};
 pub use tier1::{Stage, Tier1Action, Tier1Node, Tier1Work};
 pub use tier2::{Tier2Error, Tier2Node};

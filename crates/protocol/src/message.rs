@@ -1,9 +1,7 @@
 //! What travels between dispatcher and nodes. Payloads (activations) are the driver's business:
 //! the state machines only say whose payload goes where.
 
-use crate::prompt::Generated;
-use glinthawk_flight::{Row, StepId};
-use serde::{Deserialize, Serialize};
+use glinthawk_flight::{Generated, Row, Sample, StepId};
 
 /// When shards that wait for Tier 1 are ready to be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,33 +21,6 @@ pub struct Launch {
     pub rows: Vec<Row>,
     /// The rows that end in a token, in order of row.
     pub samples: Vec<Sample>,
-}
-
-/// How the token after one row is picked; complete in itself, so that nodes keep no prompts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
-    /// Index of the row in its launch.
-    pub row: u32,
-    /// Position of the token to be picked.
-    pub position: u32,
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// See [`crate::Sampling`].
-    pub top_k: u32,
-    /// See [`crate::Sampling`].
-    pub top_p: f32,
-    /// See [`crate::Sampling`].
-    pub min_p: f32,
-    /// See [`crate::Sampling`].
-    pub seed: u64,
-    /// Divides positive (multiplies negative) logits of the `repeated` tokens; 1 is off.
-    pub repetition_penalty: f32,
-    /// Tokens under the repetition penalty, ascending.
-    pub repeated: Vec<u32>,
-    /// Added to these tokens' logits (bias, presence and frequency penalties together), ascending.
-    pub biases: Vec<(u32, f32)>,
-    /// Log-probabilities asked for.
-    pub logprobs: Option<u8>,
 }
 
 /// Ends a step of a shard: last slice → dispatcher.

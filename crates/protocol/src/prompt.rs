@@ -1,5 +1,6 @@
 //! What goes into the dispatcher and what comes out: a prompt, its sampling, its completion.
 
+use glinthawk_flight::Generated;
 use serde::{Deserialize, Serialize};
 
 /// Names a prompt for as long as it is in the engine; chosen by the submitter.
@@ -64,17 +65,6 @@ impl Default for Sampling {
             logprobs: None,
         }
     }
-}
-
-/// One generated token.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Generated {
-    /// The token picked.
-    pub token: u32,
-    /// Its natural-log probability under the model's own distribution; 0 where not asked for.
-    pub logprob: f32,
-    /// The likeliest tokens with their log-probabilities, likeliest first; empty if not asked for.
-    pub alternatives: Vec<(u32, f32)>,
 }
 
 /// Why a completion ended.

@@ -1,8 +1,8 @@
 //! A Tier-1 node: queues the steps that are ready at each layer and merges what is ready into
 //! batches, deepest layer first, without waiting for anyone. It keeps no prompts and no context.
 
-use crate::message::{Attend, Attended, Launch, Merge, Sample};
-use glinthawk_flight::{Row, ShardId, StepId};
+use crate::message::{Attend, Attended, Launch, Merge};
+use glinthawk_flight::{Row, Sample, ShardId, StepId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// What a Tier-1 node wants done.

@@ -2,12 +2,12 @@
 //! or other pages, so that no cache holds what a real run would have to load again.
 
 use super::filled_pages;
-use crate::sample::{Sampler, sample};
+use crate::sample::sample;
 use crate::{
     AttendRow, ComputeError, ContextKernels, ContextType, CpuContext, CpuWeights, Isa, ShardIn,
     ShardOut, SliceSpec, Threads, WeightKernels,
 };
-use glinthawk_flight::{Buffer, PAGE_POSITIONS, Pool};
+use glinthawk_flight::{Buffer, PAGE_POSITIONS, Pool, Sample};
 use glinthawk_model::{Model, ModelConfig};
 use half::bf16;
 use std::ops::Range;
@@ -147,17 +147,18 @@ impl StageBench {
     }
 }
 
-fn sampler(seed: u64) -> Sampler<'static> {
-    Sampler {
+fn sampler(seed: u64) -> Sample {
+    Sample {
+        row: 0,
         temperature: 1.0,
         top_k: 0,
         top_p: 1.0,
         min_p: 0.0,
         seed,
         position: 0,
-        repeated: &[],
+        repeated: Vec::new(),
         repetition_penalty: 1.0,
-        biases: &[],
+        biases: Vec::new(),
         logprobs: None,
     }
 }

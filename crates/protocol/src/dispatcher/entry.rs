@@ -1,8 +1,7 @@
 //! A prompt inside the dispatcher: its tokens, what is computed, and the context it holds.
 
-use crate::message::Sample;
-use crate::prompt::{Completion, Finish, Generated, Prompt};
-use glinthawk_flight::{PAGE_POSITIONS, Row, ShardId};
+use crate::prompt::{Completion, Finish, Prompt};
+use glinthawk_flight::{Generated, PAGE_POSITIONS, Row, Sample, ShardId};
 use std::collections::BTreeMap;
 
 /// Pages that hold `positions` positions.

@@ -8,9 +8,9 @@ mod pages;
 
 use crate::histogram::Histogram;
 use crate::message::{Home, Launch, Merge};
-use crate::prompt::{Completion, Finish, Generated, Prompt, PromptId};
+use crate::prompt::{Completion, Finish, Prompt, PromptId};
 use entry::{Entry, pages_for};
-use glinthawk_flight::{PAGE_POSITIONS, ShardId, StepId};
+use glinthawk_flight::{Generated, PAGE_POSITIONS, ShardId, StepId};
 use pages::PagePool;
 use std::collections::{BTreeMap, HashMap};
 

@@ -4,10 +4,10 @@ use super::model;
 use super::setting::{Costs, Failure, Garble, Link, Mishap, Report, Topology};
 use crate::dispatcher::{Dispatcher, DispatcherAction, DispatcherEvent};
 use crate::message::{Attend, Attended, Home, Launch};
-use crate::prompt::{Completion, Generated, Prompt, PromptId};
+use crate::prompt::{Completion, Prompt, PromptId};
 use crate::tier1::{Stage, Tier1Action, Tier1Node, Tier1Work};
 use crate::tier2::Tier2Node;
-use glinthawk_flight::{PAGE_POSITIONS, StepId};
+use glinthawk_flight::{Generated, PAGE_POSITIONS, StepId};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 

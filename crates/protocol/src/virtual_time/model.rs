@@ -1,7 +1,7 @@
 //! The simulated model: hashes in place of matrix products, with the data flow of a transformer.
 
-use crate::message::Sample;
 use crate::prompt::{Finish, Prompt};
+use glinthawk_flight::Sample;
 
 /// Tokens of the simulated vocabulary; token 0 plays the end of text.
 pub const VOCAB: u64 = 61;
