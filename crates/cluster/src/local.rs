@@ -1,6 +1,6 @@
-//! The in-process fabric: a thread for every lane, which runs whole steps by itself; messages are function
-//! calls. Lanes share the weights and nothing else: while one attends, which waits for memory, another
-//! multiplies, and none waits for the slowest of all cores at every kernel's end.
+//! The in-process fabric. Each lane is a thread that runs whole steps by itself, and messages are function
+//! calls. Lanes share only the weights: while one attends, which waits for memory, another multiplies, and
+//! no core waits for the slowest at the end of every kernel.
 
 use crate::error::ClusterError;
 use crate::fabric::{Fabric, WAIT};
@@ -37,7 +37,7 @@ pub struct LocalFabric {
     homes: Vec<Home>,
 }
 
-/// A lane's thread, and how it is told what to do; it ends when nobody can tell it any more.
+/// A lane's thread and its channel of orders; the thread ends when the channel closes.
 struct Lane {
     orders: Option<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
@@ -58,7 +58,7 @@ enum News {
 }
 
 impl LocalFabric {
-    /// Loads the model (reporting bytes done and in all) and gives every lane `pages` pages.
+    /// Loads the model (reporting bytes done and the total) and gives every lane `pages` pages.
     pub fn load(
         model: &Model,
         layout: &Layout,
@@ -91,7 +91,7 @@ impl LocalFabric {
                 let worked = catch_unwind(AssertUnwindSafe(|| {
                     Stack::new(plan, weights)?.work(&inbox, &newsagent)
                 }));
-                // Whoever listened has gone where the last word is not heard.
+                // If the receiver is gone, nobody needs the news.
                 _ = match worked {
                     Ok(Ok(())) => Ok(()),
                     Ok(Err(error)) => newsagent.send(News::Failed(error)),
@@ -102,7 +102,7 @@ impl LocalFabric {
             let thread = Some(thread.map_err(ClusterError::io("cannot start a thread"))?);
             lanes.push(Lane { orders: Some(orders), thread });
         }
-        // Once every lane has its own hold on the matrices, the threads that loaded them are not needed any more.
+        // Once every lane holds the matrices, the threads that loaded them are no longer needed.
         drop(weights);
         let mut fabric = Self { lanes, news, homes: Vec::new() };
         for _ in 0..fabric.lanes.len() {
@@ -111,7 +111,7 @@ impl LocalFabric {
         Ok(fabric)
     }
 
-    /// Waits for the next word of a lane, for a while or for as long as it takes; gives reports where it was that.
+    /// Waits for the next news from a lane, for a while or without limit; returns reports if it was one.
     fn hear(&mut self, wait: Option<Duration>) -> Result<Vec<NodeReport>, ClusterError> {
         let news = match wait {
             Some(wait) => self.news.recv_timeout(wait).ok(),
@@ -127,7 +127,7 @@ impl LocalFabric {
         Ok(Vec::new())
     }
 
-    /// Tells a lane what to do; one that is gone has said why before.
+    /// Gives a lane an order; a lane that is gone has already said why.
     fn order(&self, lane: usize, order: Order) -> Result<(), ClusterError> {
         let orders = self.lanes[lane].orders.as_ref().expect("there until the end");
         orders.send(order).map_err(|_| ClusterError::Lost {
@@ -139,7 +139,7 @@ impl LocalFabric {
 
 impl Fabric for LocalFabric {
     fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
-        // A lane that is gone says itself why: that is heard next.
+        // A lane that is gone says why itself, and that is read next.
         _ = self.order(launch.step.shard.lane as usize, Order::Launch(launch));
         Ok(())
     }
@@ -171,13 +171,13 @@ impl Drop for LocalFabric {
             lane.orders = None;
         }
         for thread in self.lanes.iter_mut().filter_map(|lane| lane.thread.take()) {
-            // It says by news what happened to it.
+            // Its news says what happened to it.
             _ = thread.join();
         }
     }
 }
 
-/// What a lane's thread makes its workers of.
+/// What a lane's thread builds its workers from.
 struct LanePlan {
     config: ModelConfig,
     layout: Layout,
@@ -226,7 +226,7 @@ impl Stack {
         Ok(Self { tier1, tier2, outgoing: Vec::new(), lane })
     }
 
-    /// Does as it is told until nobody can tell it any more.
+    /// Executes orders until the channel closes.
     fn work(
         mut self,
         inbox: &Receiver<Order>,
@@ -257,7 +257,7 @@ impl Stack {
         }
     }
 
-    /// Computes what is ready; `false` where nothing is.
+    /// Computes what is ready; `false` if nothing is.
     fn advance(&mut self, newsagent: &Sender<News>) -> Result<bool, ClusterError> {
         if let Some((attended, output)) = self.tier2.compute() {
             self.tier1.attended(attended, output, Instant::now());
@@ -268,7 +268,7 @@ impl Stack {
         for outgoing in std::mem::take(&mut self.outgoing) {
             match outgoing {
                 Outgoing::Attend(attend, qkv) => self.tier2.take(attend, qkv, Instant::now())?,
-                // Where nobody listens, the next order will not come either.
+                // If nobody listens, no further order will come either.
                 Outgoing::Home(home) => _ = newsagent.send(News::Home(home)),
                 Outgoing::Hop(..) => unreachable!("the only slice is the last"),
             }

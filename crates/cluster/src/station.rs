@@ -1,4 +1,4 @@
-//! Where a worker stands once it has a role: its connections, its threads, and what it hears.
+//! A worker that has a role: its connections, its threads, and the events it receives.
 
 use crate::control::{Control, Link, Role};
 use crate::error::ClusterError;
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 /// How long a worker tries to reach its dispatcher or its neighbour.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Between two tries.
+/// Pause between two tries.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long an idle node sleeps at most.
+/// The longest that an idle node sleeps.
 pub(crate) const IDLE: Duration = Duration::from_secs(1);
 
 /// What every role needs.
@@ -27,7 +27,7 @@ pub(crate) struct Station {
     pub isa: Isa,
     pub threads: Arc<Threads>,
     pub pool: Arc<Pool>,
-    /// Events that came while something else was waited for.
+    /// Events that arrived while waiting for something else.
     pub stash: Mutex<VecDeque<Event>>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) enum Heard {
     ReportWanted,
     /// The job is over.
     Over,
-    /// Nothing the role need know.
+    /// Nothing that concerns the role.
     Nothing,
 }
 
@@ -97,7 +97,7 @@ impl Station {
         Ok(Some(peer))
     }
 
-    /// Makes the way to a node of the other tier as slow as it was asked for.
+    /// Makes the link to a node of the other tier as slow as requested.
     pub(crate) fn shape(&self, peer: Peer) {
         let Link { delay, bytes_per_second } = self.role.link;
         if delay > Duration::ZERO || bytes_per_second.is_some() {
@@ -113,7 +113,7 @@ impl Station {
     }
 }
 
-/// Dials until somebody answers, for a while.
+/// Dials until something answers, for a limited time.
 pub(crate) fn dial(controller: &Controller, address: &str) -> Result<Peer, ClusterError> {
     let started = Instant::now();
     loop {

@@ -9,7 +9,7 @@ use glinthawk_protocol::{Attend, Attended, Tier2Node};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What waits with rows: their q, k, v, and when they came.
+/// What waits with rows: their q, k, v, and when they arrived.
 pub(crate) type Payload = (Buffer, Instant);
 
 /// The node's state machine and its pages.
@@ -37,8 +37,8 @@ impl<C: ContextKernels<Buffer = Buffer>> Tier2Worker<C> {
         Self { node, kernels, query_width, pool, report, tracer }
     }
 
-    /// Takes rows with their q, k, v, (rows, query_width + 2·kv_width) bf16, that arrived just then. Those
-    /// of an abandoned step are dropped before they touch a page.
+    /// Takes rows with their q, k, v, (rows, query_width + 2·kv_width) bf16, that arrived at the given
+    /// time. Those of an abandoned step are dropped before they touch a page.
     pub fn take(
         &mut self,
         attend: Attend,
@@ -49,7 +49,7 @@ impl<C: ContextKernels<Buffer = Buffer>> Tier2Worker<C> {
         Ok(())
     }
 
-    /// Appends and attends the next rows that wait; `None` where none do.
+    /// Appends and attends the next rows that wait; `None` if none do.
     pub fn compute(&mut self) -> Option<(Attended, Buffer)> {
         let (attend, (qkv, arrived)) = self.node.start()?;
         let started = Instant::now();

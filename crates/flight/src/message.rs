@@ -64,7 +64,7 @@ impl Message {
         Self::make(Kind::Goodbye, StepId::default(), 0, 0, Vec::new(), Buffer::default())
     }
 
-    /// Panics where the parts do not fit each other: that is the sender's own mistake.
+    /// Panics if the parts do not fit each other: that is the sender's own mistake.
     fn make(
         kind: Kind,
         step: StepId,

@@ -35,7 +35,7 @@ pub struct Sample {
 pub struct Generated {
     /// The token picked.
     pub token: u32,
-    /// Its natural-log probability under the model's own distribution; 0 where not asked for.
+    /// Its natural-log probability under the model's own distribution; 0 if not asked for.
     pub logprob: f32,
     /// The likeliest tokens with their log-probabilities, likeliest first; empty if not asked for.
     pub alternatives: Vec<(u32, f32)>,

@@ -1,4 +1,4 @@
-//! The wire form: what is sent is what is opened, and whatever else arrives is refused by name.
+//! The wire form: what is sent is what is opened, and anything else is refused with a named error.
 
 use glinthawk_flight::{
     BodyChecksum, Buffer, HEADER_BYTES, Header, KINDS, Kind, Limits, MAGIC, Message,

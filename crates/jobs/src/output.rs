@@ -110,7 +110,7 @@ impl Writer {
         }
     }
 
-    /// Fails if what was written so far is not where it should be.
+    /// Fails if the results written so far are not in place any more.
     pub(crate) fn check(&mut self) -> Result<(), JobError> {
         match self {
             Self::File(file) => file.check(),

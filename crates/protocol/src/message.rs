@@ -6,9 +6,9 @@ use glinthawk_flight::{Generated, Row, Sample, StepId};
 /// When shards that wait for Tier 1 are ready to be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
-    /// As soon as they are there: nobody waits for a straggler.
+    /// As soon as they arrive: nothing waits for a straggler.
     Ready,
-    /// When all shards of their flight are there: what the first kind is compared with.
+    /// When all shards of their flight have arrived. Exists for comparison with `Ready`.
     WholeFlights,
 }
 
@@ -39,7 +39,7 @@ pub struct Attend {
     pub step: StepId,
     /// Layer, counted from the slice's first.
     pub layer: u32,
-    /// The rows; their tokens are of no interest here.
+    /// The rows; their tokens are not used here.
     pub rows: Vec<Row>,
 }
 

@@ -26,11 +26,11 @@ pub struct Tier1Work {
 /// A point of the slice at which rows wait for Tier 1. Later is deeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Embed (or take the residual in), then pre-attention of the slice's first layer.
+    /// Embed (or take over the residual), then pre-attention of the slice's first layer.
     Enter,
     /// Post-attention of this layer, then pre-attention of the next.
     Middle(u32),
-    /// Post-attention of the slice's last layer, then classify and sample (or give the residual out).
+    /// Post-attention of the slice's last layer, then classify and sample (or hand on the residual).
     Exit,
 }
 
@@ -130,7 +130,7 @@ impl<P> Tier1Node<P> {
         }
     }
 
-    /// A step's attention output is here: the payload to put it in. `None` where no step waits for
+    /// A step's attention output is here: the payload to put it in. `None` if no step waits for
     /// it, because its step was abandoned or it came before.
     pub fn attended(&mut self, attended: &Attended) -> Option<&mut P> {
         let visitor = self.visitor(attended.step)?;
@@ -166,8 +166,8 @@ impl<P> Tier1Node<P> {
         }
     }
 
-    /// The next work, if nothing is being computed: the deepest batch that is ready. Asking late,
-    /// after all that has arrived was taken in, makes larger batches.
+    /// The next work, if nothing is being computed: the deepest batch that is ready. Call it after
+    /// everything that arrived was taken in: batches are then larger.
     pub fn start(&mut self) -> Option<Tier1Work> {
         if self.computing.is_some() {
             return None;

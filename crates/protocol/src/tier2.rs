@@ -5,7 +5,7 @@ use crate::message::{Attend, Attended};
 use glinthawk_flight::{PAGE_POSITIONS, Row, ShardId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-/// A message that no dispatcher of ours would have sent. Nothing of it was done.
+/// A message that a correct dispatcher would not send. Nothing of it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier2Error {
     /// The row's slot, page or position is outside what the node was given.
@@ -111,7 +111,7 @@ impl<P> Tier2Node<P> {
         Some((attend, payload))
     }
 
-    /// The rows that [`Tier2Node::start`] gave are attended; what to answer.
+    /// The rows that [`Tier2Node::start`] gave are attended; returns the answers to send.
     pub fn computed(&mut self) -> Attended {
         self.computing.take().expect("nothing was being computed")
     }
@@ -139,8 +139,8 @@ impl<P> Tier2Node<P> {
         Ok(())
     }
 
-    /// Enters a row's page into its slot's table. Position 0 starts the slot anew: that is how a
-    /// slot is released, without a message.
+    /// Enters a row's page into its slot's table. Position 0 starts the slot again. That is how a
+    /// slot is released without a message.
     fn bind(&mut self, row: &Row) {
         let pages = &mut self.slots[row.slot as usize].pages;
         pages.truncate((row.position / PAGE_POSITIONS) as usize);

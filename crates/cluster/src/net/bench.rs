@@ -30,11 +30,11 @@ pub struct BenchOptions {
     pub row_bytes_out: usize,
     /// Bytes of a row on its way back: 2·D.
     pub row_bytes_back: usize,
-    /// Round trips measured, each way of doing it.
+    /// Round trips measured, for each method.
     pub round_trips: usize,
-    /// Computation between two round trips, while which the far end has nothing to do.
+    /// Computation between two round trips, during which the far end is idle.
     pub pause: Duration,
-    /// Messages of the throughput run, each way of doing it.
+    /// Messages of the throughput run, for each method.
     pub stream_messages: usize,
 }
 
@@ -69,7 +69,7 @@ pub enum BenchError {
     /// A message could not be sent.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// Something else than the expected message arrived, or nothing did.
+    /// Something other than the expected message arrived, or nothing did.
     #[error("expected a message, got {0}")]
     Unexpected(String),
 }
@@ -108,7 +108,7 @@ pub struct RoundTrip {
 }
 
 /// Round trips through two controllers, each with all its threads on the core given for it. On one
-/// core it is what both ends have to do; on two, waking each other comes on top.
+/// core this measures the work of both ends; on two, they must also wake each other.
 pub fn round_trip(options: &BenchOptions, cores: [usize; 2]) -> Result<RoundTrip, BenchError> {
     let pinned = |core: usize| {
         keep_to_cores(&[core]).map_err(|error| BenchError::Unexpected(error.to_string()))
@@ -118,7 +118,7 @@ pub fn round_trip(options: &BenchOptions, cores: [usize; 2]) -> Result<RoundTrip
         let echo = scope.spawn(move || -> Result<(), BenchError> {
             pinned(cores[1])?;
             let far = Controller::start(config("bench-far", options))?;
-            // If nobody listens any more, the other end has failed and says why.
+            // If the receiver is gone, the other end has failed and says why.
             _ = tell.send(far.listen((Ipv4Addr::LOCALHOST, 0))?);
             echo(options, &far, joined(&far)?, options.round_trips)
         });

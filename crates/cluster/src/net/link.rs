@@ -1,5 +1,5 @@
-//! What waits to be sent to one peer: deepest layer first, and, where a shape is given, held back
-//! as a link of that bandwidth and delay would. No clock of its own: the caller says what time it is.
+//! What waits to be sent to one peer: deepest layer first and, if a shape is given, held back like a
+//! link of that bandwidth and delay. It has no clock: the caller passes the time.
 
 use super::config::LinkShape;
 use glinthawk_flight::{HEADER_BYTES, Kind, Message};
@@ -109,7 +109,7 @@ impl Link {
             let Some(Waiting { sealed, .. }) = self.waiting.pop() else { return };
             let carried = free_at + self.carrying_time(sealed.wire_bytes());
             self.free_at = Some(carried);
-            // Never before its predecessor, even where the delay was shortened in between.
+            // Never before its predecessor, even if the delay was shortened in between.
             let last = self.under_way.back().map_or(carried, |(due, _)| *due);
             self.under_way.push_back(((carried + self.shape.delay).max(last), sealed));
         }
@@ -122,8 +122,8 @@ impl Link {
     }
 }
 
-/// Deepest layer first; what steers the cluster and what finishes a step before all layers, in
-/// the order it was sent; a goodbye after everything.
+/// Control and home messages come before all layers, in the order they were sent; then the deepest
+/// layer first; a goodbye comes last.
 fn rank(message: &Message) -> u64 {
     match message.kind() {
         Kind::Home | Kind::Control | Kind::Heartbeat => u64::MAX,
@@ -254,7 +254,7 @@ mod tests {
         for _ in 0..10 {
             link.push(Sealed::new(message(0, 1000)), start);
         }
-        // Nobody looked for 95 ms: nine of ten messages have crossed by then.
+        // Nothing was popped for 95 ms: nine of ten messages have crossed by then.
         let late = start + Duration::from_millis(95);
         assert_eq!(std::iter::from_fn(|| link.pop(late)).count(), 9);
         assert_eq!(link.due(), Some(start + Duration::from_millis(100)));

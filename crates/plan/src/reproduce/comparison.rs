@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// What a comparison is worth.
+/// How much a comparison proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Follows from formulas and shapes alone.
@@ -52,7 +52,7 @@ pub struct Comparison {
     pub digits: usize,
     /// Unit, after the number.
     pub unit: &'static str,
-    /// What it is worth.
+    /// How much it proves.
     pub standing: Standing,
 }
 
@@ -126,7 +126,7 @@ impl Statement {
 /// A part of the paper: its label, its numbers, what is to be said about them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Section {
-    /// The LaTeX label, or several; empty where the section is about no one part.
+    /// The LaTeX label, or several; empty if the section is about no one part.
     pub label: &'static str,
     /// A heading.
     pub title: &'static str,

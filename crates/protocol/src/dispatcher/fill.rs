@@ -15,9 +15,9 @@ struct Manifest {
 }
 
 impl Dispatcher {
-    /// Plans and launches every shard that is home and has something to do. Asking late, after all that
-    /// has happened was taken in, makes fuller flights: one that leaves with a single row comes home no
-    /// sooner than a full one.
+    /// Plans and launches every shard that is home and has something to do. Call it after everything
+    /// that has happened was taken in: flights are then fuller. A flight that leaves with a single row
+    /// comes home no sooner than a full one.
     pub fn fill(&mut self, actions: &mut Vec<DispatcherAction>) {
         let home = self.shards.iter().filter(|(shard, state)| {
             let waits =
@@ -49,7 +49,8 @@ impl Dispatcher {
     }
 
     /// Gives the seated prompts of a shard their rows: those that generate first (one row each
-    /// always fits, for no more are seated than rows), then those still in prefill, by age.
+    /// always fits, because there are never more seats than rows), then those still in prefill, by
+    /// age.
     fn plan_seated(&mut self, shard: ShardId, manifests: &mut BTreeMap<ShardId, Manifest>) {
         let seated = self.shards[&shard].seated.clone();
         let (generating, prefilling): (Vec<_>, Vec<_>) =
@@ -92,8 +93,8 @@ impl Dispatcher {
         seated.insert(place, id);
     }
 
-    /// The shard at home that should take a waiting prompt, if one can. `committed` is what the
-    /// prompts of each lane are expected to hold in the end.
+    /// The shard at home that should take a waiting prompt, if one can. `committed` is how many
+    /// pages the prompts of each lane are expected to need in the end.
     fn shard_for(
         &self,
         expected: u32,
@@ -105,7 +106,7 @@ impl Dispatcher {
         let open = manifests.iter().filter(|(shard, manifest)| {
             let pages = &self.lanes[shard.lane as usize].pages;
             let committed = committed[shard.lane as usize];
-            // A lane with nobody on it always admits: no prompt is longer than a lane.
+            // An empty lane always admits: no prompt is longer than a lane.
             let admits = committed == 0
                 || (pages.total() - pages.used() >= first_pages
                     && committed + u64::from(expected) <= u64::from(pages.total()));
@@ -149,8 +150,9 @@ impl Dispatcher {
         manifest.prompts.push((id, rows));
     }
 
-    /// Makes a seated prompt hold the pages of its next `rows` rows; where none is left the
-    /// youngest on the lane goes. `false`: not now (it went itself, or the youngest is in the air).
+    /// Gives a seated prompt the pages for its next `rows` rows. If none is left, the youngest
+    /// prompt on the lane is preempted. `false` means not now: it was preempted itself, or the
+    /// youngest is in the air.
     fn hold_pages(
         &mut self,
         id: PromptId,

@@ -69,8 +69,8 @@ struct Cluster<'a, C> {
     links: HashMap<Link, u64>,
     dispatcher: Dispatcher,
     tier1: Vec<Tier1>,
-    /// Slices that something happened to at this moment. A worker takes in all that is there before
-    /// it starts, so they start when the moment is over.
+    /// Slices that something happened to at this moment. A worker takes in everything that is there
+    /// before it starts, so they start at the end of the moment.
     stirred: BTreeSet<usize>,
     tier2: BTreeMap<(usize, u32), Tier2>,
     completions: BTreeMap<PromptId, Completion>,
