@@ -332,6 +332,30 @@ fn tokenize_renders_a_chat_as_run_does() {
 }
 
 #[test]
+fn the_shipped_examples_are_answered_well() {
+    if testing::default_model().is_none() {
+        return;
+    }
+    let case = Case::new(include_bytes!("../../../examples/questions.jsonl"));
+    let case = Case { model: "smollm2-135m-instruct".to_owned(), ..case };
+    case.run(&[]).expect(0);
+    let expected = [
+        ("france", "Paris"),
+        ("review", "negative"),
+        ("invoice", "3 May"),
+        ("ocean", "Pacific Ocean"),
+    ];
+    let answers = case.answers();
+    assert_eq!(answers.len(), expected.len());
+    for (id, part) in expected {
+        let choice = &answers[id]["response"]["body"]["choices"][0];
+        let text = choice["text"].as_str().or(choice["message"]["content"].as_str());
+        assert!(text.is_some_and(|text| text.contains(part)), "{id}: {choice}");
+        assert_eq!(choice["finish_reason"], "stop", "{id}: {choice}");
+    }
+}
+
+#[test]
 fn models_are_listed_and_pulled() {
     let cache = tempfile::TempDir::new().expect("a folder");
     let listed = Finished::of(glinthawk(["models"]).env("GLINTHAWK_CACHE", cache.path())).expect(0);
