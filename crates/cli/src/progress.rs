@@ -1,7 +1,7 @@
 //! Progress on standard error: bars on a terminal, a plain line now and then elsewhere.
 
 use crate::units;
-use glinthawk_cluster::Engine;
+use glinthawk_cluster::{Engine, Estimate, Lines, Pace};
 use glinthawk_jobs::Job;
 use glinthawk_model::catalogue::PullProgress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -15,6 +15,9 @@ const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Between two updates of a bar.
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Steps of a job's bar, which is about tokens that are not all known.
+const BAR_STEPS: u64 = 1000;
 
 /// Says something on standard error. Nobody may be listening there (a pipe that is gone, a full
 /// disk), which is no reason to stop.
@@ -114,7 +117,8 @@ impl MusterBar {
     pub fn new(workers: usize, address: SocketAddr, from_elsewhere: bool) -> Self {
         if from_elsewhere {
             say(format_args!(
-                "waiting at {address} for {workers} workers: glinthawk worker --join {address}"
+                "waiting at {address} for {}: glinthawk worker --join {address}",
+                units::counted(workers as u64, "worker"),
             ));
         }
         let style = ProgressStyle::with_template("{msg} {pos} of {len}").expect("a valid template");
@@ -142,9 +146,9 @@ impl MusterBar {
 pub struct JobProgress {
     place: Place,
     bar: ProgressBar,
-    started: Instant,
     shown: Instant,
-    /// Lines done when this run began: they do not tell how fast it is.
+    pace: Pace,
+    /// Lines done when this run began: they say nothing about it.
     resumed: Option<u64>,
 }
 
@@ -169,8 +173,8 @@ impl JobProgress {
             Place::Bar => ProgressDrawTarget::stderr(),
             Place::PlainLines | Place::Nowhere => ProgressDrawTarget::hidden(),
         };
-        let bar = ProgressBar::with_draw_target(Some(0), bar);
-        Self { place, bar, started: Instant::now(), shown: Instant::now(), resumed: None }
+        let bar = ProgressBar::with_draw_target(Some(BAR_STEPS), bar);
+        Self { place, bar, shown: Instant::now(), pace: Pace::default(), resumed: None }
     }
 
     /// Shows how far the job is, if it is time.
@@ -182,39 +186,52 @@ impl JobProgress {
         }
         self.shown = Instant::now();
         let progress = job.progress();
-        let done = units::count(progress.lines_done);
-        let rate = engine.tokens_per_second();
-        let text = match progress.lines_total {
-            Some(total) => {
-                let fresh = progress.lines_done.saturating_sub(resumed);
-                // Until more are done than under way, their pace says little.
-                let left = match fresh > engine.prompts_inside() as u64 {
-                    true => self.time_left(fresh, total.saturating_sub(progress.lines_done)),
-                    false => String::new(),
-                };
-                format!("{done} of {} lines, {rate:.0} tokens/s{left}", units::count(total))
-            }
-            None => format!("{done} lines, {rate:.0} tokens/s"),
+        let lines = Lines {
+            done: progress.lines_done.saturating_sub(resumed),
+            open: progress.lines_open,
+            unread: progress
+                .lines_total
+                .map(|total| total.saturating_sub(progress.lines_done + progress.lines_open)),
         };
+        let estimate = self.pace.look(&engine.count(), lines);
+        let text = describe(&estimate, &progress);
         if self.place == Place::PlainLines {
             return say(text);
         }
         // A stream of unknown length has no bar.
-        let template = if progress.lines_total.is_some() { "{wide_bar} {msg}" } else { "{msg}" };
+        let template = if estimate.share.is_some() { "{wide_bar} {msg}" } else { "{msg}" };
         let style = ProgressStyle::with_template(template).expect("a valid template");
         self.bar.set_style(style);
-        self.bar.set_length(progress.lines_total.unwrap_or(0));
-        self.bar.set_position(progress.lines_done);
+        self.bar.set_position((estimate.share.unwrap_or(0.0) * BAR_STEPS as f64) as u64);
         self.bar.set_message(text);
-    }
-
-    fn time_left(&self, fresh: u64, lines_left: u64) -> String {
-        let per_line_s = self.started.elapsed().as_secs_f64() / fresh as f64;
-        format!(", {} left", units::whole_seconds(per_line_s * lines_left as f64))
     }
 
     /// Takes the bar away.
     pub fn clear(&self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// `43%, 12 of 100 lines, 1,234 prompt + 567 generated tokens/s, 12 s left`.
+fn describe(estimate: &Estimate, progress: &glinthawk_jobs::Progress) -> String {
+    let mut text = String::new();
+    if let Some(share) = estimate.share {
+        text += &format!("{:.0}%, ", (100.0 * share).floor());
+    }
+    text += &match progress.lines_total {
+        Some(total) => {
+            format!("{} of {}", units::count(progress.lines_done), units::counted(total, "line"))
+        }
+        None => units::counted(progress.lines_done, "line"),
+    };
+    text += &format!(
+        ", {} prompt + {} generated tokens/s",
+        units::count(estimate.prompt_rate.round() as u64),
+        units::count(estimate.generated_rate.round() as u64),
+    );
+    if let Some(left_s) = estimate.left_s {
+        let at_most = if estimate.at_most { "at most " } else { "" };
+        text += &format!(", {at_most}{} left", units::whole_seconds(left_s));
+    }
+    text
 }

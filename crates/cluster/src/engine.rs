@@ -6,8 +6,8 @@ use crate::layout::Layout;
 use crate::report::NodeReport;
 use crate::stats::{RunStats, Setting};
 use glinthawk_protocol::{
-    Completion, Dispatcher, DispatcherAction, DispatcherEvent, Generated, Launch, Prompt, PromptId,
-    Rejection, StepId,
+    Completion, Dispatcher, DispatcherAction, DispatcherEvent, Finish, Generated, Launch, Prompt,
+    PromptId, Rejection, Standing, StepId,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -21,6 +21,21 @@ pub enum EngineEvent {
     Finished(Completion),
     /// A prompt cannot be run.
     Rejected(PromptId, Rejection),
+}
+
+/// What an engine has done up to some moment, and how far the prompts inside are.
+#[derive(Clone, Debug, Default)]
+pub struct Counted {
+    /// The moment: seconds since the first prompt was submitted.
+    pub at_s: f64,
+    /// Prompt tokens computed.
+    pub prefilled: u64,
+    /// Tokens generated.
+    pub generated: u64,
+    /// Completions that ended by themselves, before they were as long as they might be.
+    pub ended: u64,
+    /// Prompts that are not finished.
+    pub inside: Vec<Standing>,
 }
 
 /// A dispatcher over a fabric.
@@ -38,6 +53,8 @@ pub struct Engine {
     steps_time: Duration,
     /// Nodes that were lost or failed.
     failures: u64,
+    /// Completions that ended before they were as long as they might be.
+    ended: u64,
 }
 
 impl Engine {
@@ -60,6 +77,7 @@ impl Engine {
             steps: 0,
             steps_time: Duration::ZERO,
             failures: 0,
+            ended: 0,
         }
     }
 
@@ -150,6 +168,7 @@ impl Engine {
                     self.events.push(EngineEvent::Token(id, token))
                 }
                 DispatcherAction::Finish(completion) => {
+                    self.ended += u64::from(completion.finish == Finish::Stop);
                     self.events.push(EngineEvent::Finished(completion))
                 }
                 DispatcherAction::Reject(id, why) => {
@@ -159,15 +178,16 @@ impl Engine {
         }
     }
 
-    /// Prompt and generated tokens per second so far, those of unfinished prompts included.
-    pub fn tokens_per_second(&self) -> f64 {
+    /// What was done so far, unfinished prompts included.
+    pub fn count(&self) -> Counted {
         let stats = self.dispatcher.stats();
-        (stats.rows_computed - stats.rows_recomputed) as f64 / self.wall_s().max(1e-9)
-    }
-
-    /// How many prompts are inside.
-    pub fn prompts_inside(&self) -> usize {
-        self.dispatcher.prompts_inside()
+        Counted {
+            at_s: self.wall_s(),
+            prefilled: stats.prefilled,
+            generated: stats.sampled,
+            ended: self.ended,
+            inside: self.dispatcher.standings().collect(),
+        }
     }
 
     /// Seconds since the first prompt was submitted.

@@ -5,6 +5,7 @@
 mod control;
 mod engine;
 mod error;
+mod estimate;
 mod fabric;
 mod layout;
 mod local;
@@ -27,8 +28,9 @@ mod wire;
 mod worker;
 
 pub use control::Link;
-pub use engine::{Engine, EngineEvent};
+pub use engine::{Counted, Engine, EngineEvent};
 pub use error::ClusterError;
+pub use estimate::{Estimate, Lines, Pace};
 pub use fabric::Fabric;
 pub use layout::{Crowd, Layout};
 pub use local::{Kernels, LocalFabric};

@@ -52,6 +52,8 @@ pub enum Next {
 pub struct Progress {
     /// Lines that have their result, from this run or an earlier one.
     pub lines_done: u64,
+    /// Lines that were read and have no result yet.
+    pub lines_open: u64,
     /// Lines in the input: exact once it has been read to its end, an estimate from the bytes read
     /// before that, unknown for a stream.
     pub lines_total: Option<u64>,
@@ -213,6 +215,7 @@ impl Job {
         let (succeeded, failed) = self.resumed();
         Progress {
             lines_done: self.summary.succeeded + self.summary.failed + succeeded + failed,
+            lines_open: self.lines.len() as u64,
             lines_total: match self.input_bytes {
                 _ if self.ended.is_some() => Some(lines),
                 Some(total) if lines > 0 => Some(scaled(lines, total, bytes)),

@@ -13,6 +13,7 @@ pub mod virtual_time;
 
 pub use dispatcher::{
     Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats, Rejection,
+    Standing,
 };
 pub use glinthawk_flight::{Generated, Sample, ShardId, StepId};
 pub use histogram::Histogram;

@@ -23,6 +23,8 @@ pub(super) struct Seat {
 
 pub(super) struct Entry {
     pub prompt: Prompt,
+    /// Tokens of the prompt that were computed, once or again after a preemption.
+    pub prefilled: u32,
     pub generated: Vec<Generated>,
     /// How often each token was generated; kept only where a penalty asks.
     counts: BTreeMap<u32, u32>,
@@ -39,6 +41,7 @@ impl Entry {
     pub(super) fn new(prompt: Prompt, age: u64, now_ns: u64) -> Self {
         Self {
             prompt,
+            prefilled: 0,
             generated: Vec::new(),
             counts: BTreeMap::new(),
             age,

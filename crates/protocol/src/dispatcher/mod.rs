@@ -103,6 +103,10 @@ pub struct DispatcherStats {
     pub prompt_tokens: u64,
     /// Tokens generated for the finished prompts.
     pub generated_tokens: u64,
+    /// Input tokens computed, of finished and unfinished prompts. None counts twice.
+    pub prefilled: u64,
+    /// Tokens generated, for finished and unfinished prompts.
+    pub sampled: u64,
     /// Rows that came home, of finished and unfinished prompts.
     pub rows_computed: u64,
     /// Prompts whose context was dropped for want of pages, to be recomputed.
@@ -117,6 +121,17 @@ pub struct DispatcherStats {
     pub time_per_output_token: Histogram,
     /// Most pages in use at once, over all lanes.
     pub pages_used_max: u32,
+}
+
+/// How far a prompt inside is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Input tokens that were never computed yet.
+    pub prompt_left: u32,
+    /// Tokens generated so far.
+    pub generated: u32,
+    /// Tokens it may generate in all.
+    pub generated_max: u32,
 }
 
 /// A flight's part on one lane.
@@ -198,14 +213,18 @@ impl Dispatcher {
         self.entries.is_empty()
     }
 
-    /// How many prompts are inside, seated or waiting.
-    pub fn prompts_inside(&self) -> usize {
-        self.entries.len()
-    }
-
     /// Prompts inside, seated or waiting.
     pub fn prompt_ids(&self) -> Vec<PromptId> {
         self.entries.keys().copied().collect()
+    }
+
+    /// How far every prompt inside is, in no order.
+    pub fn standings(&self) -> impl Iterator<Item = Standing> {
+        self.entries.values().map(|entry| Standing {
+            prompt_left: entry.prompt.tokens.len() as u32 - entry.prefilled,
+            generated: entry.generated.len() as u32,
+            generated_max: entry.prompt.tokens_max,
+        })
     }
 
     /// Positions a context may have here.
@@ -293,6 +312,9 @@ impl Dispatcher {
             seat.computed += rows;
             seat.rows_in_air = 0;
             self.stats.rows_computed += u64::from(rows);
+            let prefilled = seat.computed.min(entry.prompt.tokens.len() as u32);
+            self.stats.prefilled += u64::from(prefilled.saturating_sub(entry.prefilled));
+            entry.prefilled = entry.prefilled.max(prefilled);
             let mut over = entry.stop_after.map(|_| Finish::Stop);
             if sampled {
                 let generated = tokens.next().expect("counted above");
@@ -300,6 +322,7 @@ impl Dispatcher {
                     if entry.prompt.watched {
                         actions.push(DispatcherAction::Token(id, generated.clone()));
                     }
+                    self.stats.sampled += 1;
                     over = entry.push(generated, now_ns);
                 }
             }
