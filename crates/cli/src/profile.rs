@@ -110,7 +110,7 @@ pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
     let model = models::resolve(&args.model)?.open()?;
     let isa = setup::isa(args.isa)?;
-    let threads = args.threads as usize;
+    let threads = setup::threads(Some(args.threads))?;
     let effort = match (args.brief, args.quick) {
         (true, _) => Effort::brief(),
         (false, true) => Effort::quick(),
@@ -124,6 +124,9 @@ pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     };
     profile.write(&path)?;
     print(&profile)?;
+    if let Some(warning) = warning(&profile) {
+        say(warning);
+    }
     say(format_args!(
         "profile in {}, taken in {}",
         path.display(),
@@ -143,8 +146,12 @@ pub fn keep_brief(model: &Model, engine: &EngineArgs, threads: usize) -> anyhow:
 /// Where a profile is kept that `run` may use for its forecasts.
 pub fn cached(config: &ModelConfig, provenance: &Provenance) -> anyhow::Result<PathBuf> {
     let folder = cache_folder()?.join("profiles");
-    std::fs::create_dir_all(&folder)
-        .with_context(|| format!("cannot create {}", folder.display()))?;
+    std::fs::create_dir_all(&folder).with_context(|| {
+        format!(
+            "cannot create {}: set GLINTHAWK_CACHE to a folder that can be written to",
+            folder.display()
+        )
+    })?;
     let machine: String = provenance
         .machine
         .chars()
@@ -438,53 +445,105 @@ fn points(batches: &[usize], mut samples: Vec<Vec<f64>>) -> Curve {
     batches.iter().enumerate().map(point).collect()
 }
 
-/// Milliseconds of one layer, a line for each batch.
+/// Width of a table's column: `0.123±0.045`, six of them beside the rows.
+const COLUMN: usize = 11;
+
+/// Milliseconds of one layer, a line for each batch. No line is longer than 80 characters.
 fn print(profile: &Profile) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let from = &profile.provenance;
+    writeln!(out, "{} on {}", profile.shape.model, from.machine)?;
     writeln!(
         out,
-        "{}: {}, {}, {}; milliseconds of one layer (classifier: of all), mean ± spread",
-        profile.shape.model,
-        from.machine,
+        "{}, {}; milliseconds, mean±spread",
         from.instruction_set,
         units::counted(from.threads as u64, "thread"),
     )?;
-    write!(out, "{:>5}", "rows")?;
-    for name in ["pre", "post", "fused", "greedy", "logits"] {
-        write!(out, " {name:>15}")?;
-    }
-    for curve in &profile.attention {
-        write!(out, " {:>15}", format!("attend {}", curve.context))?;
-    }
-    writeln!(out)?;
-    for point in &profile.pre {
-        write!(out, "{:>5}", point.batch)?;
-        let stages =
-            [&profile.pre, &profile.post, &profile.fused, &profile.classify, &profile.logits];
-        let attention = profile.attention.iter().map(|curve| &curve.points);
-        for curve in stages.into_iter().chain(attention) {
-            let same = curve.iter().find(|other| other.batch == point.batch);
-            let cell = same.map_or(String::new(), |point| {
-                format!("{:.3} ± {:.3}", point.seconds * 1e3, point.spread * 1e3)
-            });
-            write!(out, " {cell:>15}")?;
-        }
-        writeln!(out)?;
-    }
+    writeln!(out, "\nweights: pre, post and fused for one layer, greedy and logits for all")?;
+    let stages = ["pre", "post", "fused", "greedy", "logits"].map(str::to_owned);
+    table(&mut out, &stages, &weight_curves(profile))?;
+    writeln!(out, "\nattention of one layer, by positions of each context")?;
+    let contexts: Vec<String> =
+        profile.attention.iter().map(|curve| curve.context.to_string()).collect();
+    let curves: Vec<&Curve> = profile.attention.iter().map(|curve| &curve.points).collect();
+    table(&mut out, &contexts, &curves)?;
     let around = &profile.overheads;
     let microseconds = |seconds: f64| seconds * 1e6;
     writeln!(
         out,
-        "around the kernels: {:.1} µs a step, {:.2} µs a row; {:.1} µs a message and end, {:.2} µs a KiB, {:.1} µs to wake, {:.1} µs on a crowded core",
+        "\naround the kernels: {:.1} µs a step, {:.2} µs a row",
         microseconds(around.step),
         microseconds(around.row),
+    )?;
+    writeln!(
+        out,
+        "each end of a message: {:.1} µs, and {:.2} µs a KiB",
         microseconds(around.message),
         microseconds(around.byte) * 1024.0,
+    )?;
+    writeln!(
+        out,
+        "a node that sleeps wakes in {:.1} µs, on a core that computes in {:.1} µs",
         microseconds(around.wake),
         microseconds(around.crowded),
     )?;
     Ok(())
+}
+
+fn weight_curves(profile: &Profile) -> [&Curve; 5] {
+    [&profile.pre, &profile.post, &profile.fused, &profile.classify, &profile.logits]
+}
+
+/// A column for each curve, a line for each batch that any of them has.
+fn table(out: &mut impl Write, names: &[String], curves: &[&Curve]) -> std::io::Result<()> {
+    let heads: String = names.iter().map(|name| format!(" {name:>COLUMN$}")).collect();
+    writeln!(out, "{:>5}{heads}", "rows")?;
+    let mut batches: Vec<usize> =
+        curves.iter().flat_map(|curve| curve.iter().map(|point| point.batch)).collect();
+    batches.sort_unstable();
+    batches.dedup();
+    for batch in batches {
+        let cell = |curve: &&Curve| {
+            let point = curve.iter().find(|point| point.batch == batch);
+            let text = point.map_or(String::new(), |point| {
+                format!("{}±{}", milliseconds(point.seconds), milliseconds(point.spread))
+            });
+            format!(" {text:>COLUMN$}")
+        };
+        let cells: String = curves.iter().map(cell).collect();
+        writeln!(out, "{batch:>5}{}", cells.trim_end())?;
+    }
+    Ok(())
+}
+
+/// Three digits or more: `0.012`, `1.23`, `45.6`, `789`.
+fn milliseconds(seconds: f64) -> String {
+    let value = seconds * 1e3;
+    let digits = match value {
+        _ if value < 1.0 => 3,
+        _ if value < 10.0 => 2,
+        _ if value < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$}")
+}
+
+/// Says so where times differ by more than they are: forecasts from such a profile are not worth much.
+fn warning(profile: &Profile) -> Option<String> {
+    let attention = [&profile.attention, &profile.prefill].into_iter().flatten();
+    let curves = weight_curves(profile).into_iter().chain(attention.map(|curve| &curve.points));
+    let (mut noisy, mut all) = (0, 0);
+    for point in curves.flatten() {
+        all += 1;
+        noisy += u64::from(point.spread > point.seconds);
+    }
+    (noisy > 0).then(|| {
+        format!(
+            "warning: the spread exceeds the mean in {noisy} of {}: something else kept this machine busy. \
+             Forecasts from this profile will be poor; take it again when the machine is quiet",
+            units::counted(all, "measurement"),
+        )
+    })
 }
 
 #[cfg(test)]
@@ -504,5 +563,59 @@ mod tests {
         assert!((curve[3].seconds - expected).abs() < 1e-9, "{}", curve[3].seconds);
         assert!((curve[0].seconds - 2.0 * (3.0 + 2.0) / 4.0).abs() < 1e-9, "{}", curve[0].seconds);
         assert_eq!(curve[3].spread, 16.0);
+    }
+    /// A profile whose every time is `seconds`, with this spread.
+    fn flat(seconds: f64, spread: f64) -> Profile {
+        let curve: Curve =
+            batch_ladder(4096).into_iter().map(|batch| Point { batch, seconds, spread }).collect();
+        let attention: Vec<AttentionCurve> = Effort::full()
+            .contexts
+            .iter()
+            .map(|context| AttentionCurve { context: *context, points: curve.clone() })
+            .collect();
+        Profile {
+            version: PROFILE_VERSION,
+            provenance: provenance(Isa::Portable, 1),
+            shape: ProfileShape {
+                model: "flat".to_owned(),
+                hidden: 1,
+                query_width: 1,
+                kv_width: 1,
+                feed_forward: 1,
+                vocab: 1,
+            },
+            pre: curve.clone(),
+            post: curve.clone(),
+            fused: curve.clone(),
+            classify: curve.clone(),
+            logits: curve.clone(),
+            attention: attention.clone(),
+            prefill: attention,
+            overheads: Default::default(),
+        }
+    }
+
+    #[test]
+    fn a_spread_above_the_mean_is_warned_of() {
+        assert_eq!(warning(&flat(1e-3, 1e-3)), None);
+        let mut noisy = flat(1e-3, 1e-4);
+        noisy.fused[2].spread = 2e-3;
+        let said = warning(&noisy).expect("a warning");
+        assert!(said.starts_with("warning: the spread exceeds the mean in 1 of "), "{said}");
+    }
+
+    #[test]
+    fn tables_fit_80_columns_for_any_time() {
+        for seconds in [0.0, 1e-9, 9.9996e-4, 9.996e-3, 0.09996, 0.9996, 9.99, 99.9] {
+            let profile = flat(seconds, seconds);
+            let mut out = Vec::new();
+            let curves: Vec<&Curve> = profile.attention.iter().map(|curve| &curve.points).collect();
+            let names: Vec<String> =
+                profile.attention.iter().map(|curve| curve.context.to_string()).collect();
+            table(&mut out, &names, &curves).expect("written");
+            for line in String::from_utf8(out).expect("text").lines() {
+                assert!(line.chars().count() <= 80, "{line}");
+            }
+        }
     }
 }

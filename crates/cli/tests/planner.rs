@@ -49,6 +49,9 @@ fn a_profile_in_the_cache_is_named_after_the_machine() {
     let mut command = glinthawk(["profile", "--brief", "--threads", "1", "--model", TINY]);
     let finished = Finished::of(command.env("GLINTHAWK_CACHE", cache.path())).expect(0);
     assert!(finished.stderr.contains("profile in"), "{}", finished.stderr);
+    for line in finished.stdout.lines() {
+        assert!(line.chars().count() <= 80, "wider than 80 columns: {line}");
+    }
     let kept: Vec<_> = fs::read_dir(cache.path().join("profiles")).expect("a folder").collect();
     assert_eq!(kept.len(), 1);
 
