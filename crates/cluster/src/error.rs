@@ -1,7 +1,7 @@
 //! What can go wrong while a cluster runs.
 
 use crate::net::{ConnectError, SendError};
-use glinthawk_compute::ComputeError;
+use glinthawk_compute::{ComputeError, size};
 use glinthawk_jobs::JobError;
 use glinthawk_model::ModelError;
 use glinthawk_protocol::Tier2Error;
@@ -48,7 +48,8 @@ pub enum ClusterError {
     },
     /// The workers that joined do not make the cluster that was asked for.
     #[error(
-        "{tier1} workers can be Tier 1 and {tier2} Tier 2; {tier1_needed} and {tier2_needed} are needed"
+        "{tier1_needed} Tier-1 and {tier2_needed} Tier-2 nodes are needed, and the workers that joined can be {tier1} \
+         and {tier2}: start them with another --tier, or without one"
     )]
     Workers {
         /// Workers that would be Tier 1.
@@ -101,11 +102,6 @@ pub enum ClusterError {
         /// What the system said.
         source: io::Error,
     },
-}
-
-fn size(bytes: u64) -> String {
-    let kib = bytes as f64 / 1024.0;
-    if kib < 1024.0 { format!("{kib:.1} KiB") } else { format!("{:.1} MiB", kib / 1024.0) }
 }
 
 impl ClusterError {

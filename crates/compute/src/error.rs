@@ -33,7 +33,7 @@ pub enum ComputeError {
         what: String,
     },
     /// The machine does not have that much memory, or no machine has.
-    #[error("cannot allocate {bytes} bytes for {what}")]
+    #[error("there is no room in memory for {what}, {}: {}", size(*bytes as u64), advice(what))]
     Memory {
         /// What the memory was for.
         what: &'static str,
@@ -41,9 +41,32 @@ pub enum ComputeError {
         bytes: usize,
     },
     /// A thread of the pool could not be started.
-    #[error("cannot start a kernel thread")]
+    #[error("cannot start a kernel thread: give fewer with --threads")]
     Thread(#[source] std::io::Error),
     /// The weights could not be read.
     #[error(transparent)]
     Model(#[from] glinthawk_model::ModelError),
+}
+
+/// A size for people: `1.5 GiB`.
+pub fn size(bytes: u64) -> String {
+    let mut value = bytes as f64 / 1024.0;
+    let mut units = ["KiB", "MiB", "GiB", "TiB", "PiB"].into_iter();
+    let mut unit = units.next();
+    while value >= 1024.0
+        && let Some(larger) = units.next()
+    {
+        value /= 1024.0;
+        unit = Some(larger);
+    }
+    format!("{value:.1} {}", unit.unwrap_or_default())
+}
+
+/// What to do where there is no memory for something.
+fn advice(what: &str) -> &'static str {
+    match what {
+        "context pages" | "context scales" => "give less with --context-memory",
+        "weights" | "the embedding" => "take a smaller model, or cut it into slices with --tier1",
+        _ => "give less with --batch or --flights",
+    }
 }

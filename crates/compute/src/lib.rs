@@ -21,7 +21,7 @@ mod x86;
 
 pub use context_type::ContextType;
 pub use cpu::{CpuContext, CpuWeights};
-pub use error::ComputeError;
+pub use error::{ComputeError, size};
 pub use isa::Isa;
 pub use source::SliceSpec;
 pub use threads::Threads;

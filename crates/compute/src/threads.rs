@@ -23,6 +23,8 @@ struct Padded<T>(T);
 struct Shared {
     /// Counts jobs; a change is the signal to start. The job of number `n` is in `job` meanwhile.
     started: Padded<AtomicUsize>,
+    /// How often who waits looks before it sleeps.
+    spins: u32,
     /// Workers that have not finished the current job.
     running: Padded<AtomicUsize>,
     /// Whether worker `i + 1` sleeps, or is about to.
@@ -59,9 +61,13 @@ impl Threads {
     /// better, because it knows what else is running.
     pub fn new(count: usize) -> Result<Self, ComputeError> {
         assert!(count > 0, "a pool has at least its caller");
-        let cores = Some(allowed_cores()).filter(|cores| cores.len() == count).unwrap_or_default();
+        let cores = allowed_cores();
+        // Where threads share cores, who spins keeps those from working that it waits for.
+        let spins = if count > cores.len() { 0 } else { SPINS_BEFORE_SLEEP };
+        let cores = Some(cores).filter(|cores| cores.len() == count).unwrap_or_default();
         let shared = Arc::new(Shared {
             started: Padded(AtomicUsize::new(0)),
+            spins,
             running: Padded(AtomicUsize::new(0)),
             asleep: (1..count).map(|_| Padded(AtomicBool::new(false))).collect(),
             job: UnsafeCell::new(None),
@@ -166,7 +172,7 @@ impl Threads {
         let mut spins = 0;
         while self.shared.running.0.load(Ordering::Acquire) != 0 {
             spins += 1;
-            if spins < SPINS_BEFORE_SLEEP {
+            if spins < self.shared.spins {
                 spin_loop();
             } else {
                 // The last worker unparks us; a token left over from an earlier job only costs a turn.
@@ -215,7 +221,7 @@ fn work(shared: &Shared, index: usize, count: usize) {
 
 /// Waits until the count of started jobs differs from `seen`; returns it.
 fn await_job(shared: &Shared, index: usize, seen: usize) -> usize {
-    for _ in 0..SPINS_BEFORE_SLEEP {
+    for _ in 0..shared.spins {
         let started = shared.started.0.load(Ordering::Acquire);
         if started != seen {
             return started;

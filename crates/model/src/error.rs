@@ -13,6 +13,18 @@ pub enum ModelError {
         /// What it answered.
         source: std::io::Error,
     },
+    /// A folder that is no model's.
+    #[error(
+        "{} holds no model: config.json is missing{hint} (a model's folder has config.json, tokenizer.json and \
+         safetensors files)",
+        folder.display()
+    )]
+    NoModel {
+        /// The folder.
+        folder: PathBuf,
+        /// What may have been meant.
+        hint: String,
+    },
     /// The file is not what it claims to be.
     #[error("{}: {reason}", path.display())]
     Malformed {

@@ -84,6 +84,9 @@ impl Model {
 
     fn open_folder(folder: &Path) -> Result<Self, ModelError> {
         let config_path = folder.join("config.json");
+        if !config_path.exists() {
+            return Err(no_model(folder));
+        }
         let config = json::read_bounded(&config_path)?;
         let generation_path = folder.join("generation_config.json");
         let generation = match generation_path.exists() {
@@ -239,6 +242,16 @@ fn from_tensors(path: &Path, file: &WeightFile) -> Result<FromTensors, ModelErro
         qk_norm: holds(Tensor::Layer(0, LayerTensor::QueryNorm)),
         rope_divisors,
     })
+}
+
+/// Why a folder without a configuration cannot be opened; it may hold a file that can.
+fn no_model(folder: &Path) -> ModelError {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    files.retain(|path| path.extension().is_some_and(|ending| ending == "gguf"));
+    files.sort();
+    let hint = files.first().map(|path| format!("; did you mean {}?", path.display()));
+    ModelError::NoModel { folder: folder.to_owned(), hint: hint.unwrap_or_default() }
 }
 
 /// The last part of a path, without a file's extension.

@@ -22,7 +22,9 @@ pub enum CatalogueError {
     #[error("no folder to keep models in: set GLINTHAWK_CACHE to one, or HOME")]
     NoCacheFolder,
     /// A file or folder of the cache cannot be used.
-    #[error("{path}: {source}")]
+    #[error(
+        "{path}: {source}; this is where models are kept: set GLINTHAWK_CACHE to a folder that can be written to"
+    )]
     Cache {
         /// The file or folder.
         path: PathBuf,
