@@ -137,7 +137,61 @@ impl ClusterArgs {
     pub fn is_one_process(&self) -> bool {
         self.tier1.is_none() && self.tier2.is_none() && self.listen.is_none()
     }
+
+    /// Tier-1 nodes, and Tier-2 nodes for each of them.
+    pub fn nodes(&self) -> Result<(usize, usize), Usage> {
+        let tier1 = self.tier1.unwrap_or(1) as usize;
+        let workers = self.workers.map(|workers| workers as usize);
+        let tier2 = match (self.tier2, workers) {
+            (Some(tier2), _) => tier2 as usize,
+            (None, Some(workers)) => (workers / tier1).saturating_sub(1),
+            (None, None) => 0,
+        };
+        let needed = tier1 * (1 + tier2);
+        match workers.filter(|workers| *workers != needed) {
+            None => Ok((tier1, tier2)),
+            Some(workers) => Err(Usage(format!(
+                "--workers {workers} does not fit: --tier1 {tier1} and --tier2 {tier2} need {}",
+                units::counted(needed as u64, "worker")
+            ))),
+        }
+    }
+
+    /// Refuses options that would do nothing.
+    pub fn check(&self, engine: &EngineArgs) -> Result<(), Usage> {
+        let (_, tier2) = self.nodes()?;
+        let of_tier2 = [
+            ("--hybrid", self.hybrid),
+            ("--delay", self.delay.is_some()),
+            ("--bandwidth", self.bandwidth.is_some()),
+        ];
+        if let Some((option, _)) = of_tier2.iter().find(|(_, given)| *given && tier2 == 0) {
+            return Err(Usage(format!(
+                "{option} does nothing without a Tier 2: give --tier2 1 or more too"
+            )));
+        }
+        if engine.threads.is_some() && !self.is_one_process() {
+            return Err(Usage(
+                "--threads does nothing here: local nodes share the cores evenly, and a worker from elsewhere has a \
+                 --threads of its own"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
 }
+
+/// Options that cannot be meant: exit code 2, before anything is opened.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
 
 /// When Tier 1 computes.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -280,12 +334,16 @@ impl SimulateArgs {
 #[derive(Args)]
 #[command(
     after_help = "Set the environment variable GLINTHAWK_TOKEN to the cluster's secret, the same on the \
-                  dispatcher and on every worker."
+                  dispatcher and on every worker. Without --stay, a worker looks for its dispatcher for \
+                  a minute and ends with the job. With --stay, only Ctrl-C or a signal ends it."
 )]
 pub struct WorkerArgs {
     /// The dispatcher's address, such as 10.0.0.1:7070
     #[arg(long, value_name = "ADDR")]
     pub join: String,
+    /// After a job, wait for the next one; wait for a dispatcher as long as it takes
+    #[arg(long)]
+    pub stay: bool,
     /// Tier to join: 1 or 2 [default: the dispatcher decides]
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub tier: Option<u8>,

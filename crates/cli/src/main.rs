@@ -21,9 +21,10 @@ mod units;
 mod worker;
 mod workloads;
 
-use args::{BenchPart, Cli, Command};
+use args::{BenchPart, Cli, Command, Usage};
 use clap::Parser;
 use glinthawk_jobs::JobError;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// The command line is wrong; clap exits so by itself.
@@ -36,7 +37,12 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_env("GLINTHAWK_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && !no_color)
+        .init();
     let outcome = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Generate(args) => generate::generate(&args),
@@ -57,7 +63,11 @@ fn main() -> ExitCode {
     };
     outcome.unwrap_or_else(|error| {
         progress::say(format_args!("error: {}", message(&error)));
-        let bad_usage = error.downcast_ref().is_some_and(JobError::is_bad_usage);
+        if error.is::<Usage>() {
+            progress::say("\nFor more information, try '--help'.");
+        }
+        let bad_usage = error.is::<Usage>()
+            || error.downcast_ref().is_some_and(JobError::is_bad_usage);
         if bad_usage { ExitCode::from(EXIT_BAD_USAGE) } else { ExitCode::FAILURE }
     })
 }

@@ -211,10 +211,9 @@ fn deployment(
     let from = profile::provenance(setup::isa(engine.isa).ok()?, threads);
     let kept = Profile::read(&profile::cached(config, &from).ok()?).ok()?;
     let kernels = Arc::new(Kernels::Measured(Box::new(kept)));
-    let memory_bytes = match engine.context_memory {
-        Some(bytes) if alone => bytes / local_lanes as u64,
-        Some(bytes) => bytes,
-        None => setup::free_memory_bytes().ok()? / 2 / (slices * layout.lanes()) as u64,
+    let memory_bytes = match alone {
+        true => setup::memory_bytes(engine, opened, 1).ok()? / local_lanes as u64,
+        false => setup::memory_bytes(engine, opened, slices * layout.lanes()).ok()?,
     };
     Some(Deployment {
         shape: Shape::of(opened.model.name(), config),

@@ -35,6 +35,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         Some(planned) => planned.options(args)?,
         None => (args.engine.clone(), args.cluster.clone()),
     };
+    cluster_args.check(&engine_args)?;
+    setup::threads(engine_args.threads)?;
     let opened = setup::open(&engine_args)?;
     if let Some(planned) = &planned {
         planned.check_layers(opened.model.config().layers)?;

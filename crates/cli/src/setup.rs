@@ -1,18 +1,21 @@
 //! From options to a loaded engine.
 
-use crate::args::{ClusterArgs, EngineArgs, MergeArg};
-use crate::models;
+use crate::args::{ClusterArgs, EngineArgs, MergeArg, Usage};
 use crate::progress::{LoadBar, MusterBar};
-use anyhow::{Context, bail};
+use crate::{models, units};
+use anyhow::{Context, anyhow, bail};
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
     ClusterError, ClusterSpec, Crowd, Engine, Kernels, Layout, Link, LocalFabric, Muster,
-    Processes, Setting, TOKEN_VARIABLE,
+    Processes, Setting, TOKEN_VARIABLE, free_memory_bytes,
 };
 use glinthawk_compute::{ContextType, CpuContext, Isa};
+use glinthawk_flight::PAGE_POSITIONS;
 use glinthawk_jobs::ServedModel;
 use glinthawk_model::catalogue::ResolvedModel;
 use glinthawk_model::{ChatTemplate, Model, Tokenizer};
+use glinthawk_plan::Shape;
+use std::env::VarError;
 use std::fmt::Write;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
@@ -108,7 +111,7 @@ fn load_local(
     merge: MergeArg,
     trace: bool,
 ) -> anyhow::Result<Engine> {
-    let memory_bytes = local_memory_bytes(args)?;
+    let memory_bytes = memory_bytes(args, opened, 1)?;
     let layout = local_layout(args, opened, crowd, merge, memory_bytes)?;
     let kernels = Kernels { isa: isa(args.isa)?, threads: threads(args.threads)? };
     let lane_bytes = memory_bytes / layout.local_lanes as u64;
@@ -137,30 +140,20 @@ pub fn start(
     interrupted: &AtomicBool,
 ) -> anyhow::Result<Cluster> {
     if cluster.is_one_process() {
-        if cluster.hybrid || cluster.delay.is_some() || cluster.bandwidth.is_some() {
-            bail!(
-                "--hybrid, --delay and --bandwidth are about two tiers: give --tier1 and --tier2 too"
-            );
-        }
         let engine = load_local(args, opened, crowd, cluster.merge, cluster.trace.is_some())?;
         return Ok(Cluster { engine, _processes: None });
     }
     let layout = cluster_layout(args, cluster, opened)?;
-    let token = std::env::var(TOKEN_VARIABLE).ok();
-    let token = match (token, &cluster.listen) {
-        (Some(token), _) => token,
-        (None, None) => random_token(),
-        (None, Some(_)) => {
-            bail!("set {TOKEN_VARIABLE} to a secret, the same here and on every worker")
-        }
+    let token = match cluster.listen {
+        Some(_) => token()?,
+        None => random_token(),
     };
     let address = cluster.listen.as_deref().unwrap_or("127.0.0.1:0");
     let (muster, bound) = Muster::listen(address, Token::new(&token))?;
     let attending = layout.slices * layout.lanes();
     let memory_bytes = match (args.context_memory, &cluster.listen) {
-        (Some(bytes), _) => Some(bytes),
-        (None, None) => Some(free_memory_bytes()? / 2 / attending as u64),
         (None, Some(_)) => None,
+        _ => Some(memory_bytes(args, opened, attending)?),
     };
     let mut processes = match cluster.listen {
         Some(_) => None,
@@ -208,7 +201,8 @@ pub fn layout(
     crowd: Crowd,
 ) -> anyhow::Result<Layout> {
     if cluster.is_one_process() {
-        return local_layout(args, opened, crowd, cluster.merge, local_memory_bytes(args)?);
+        let memory_bytes = memory_bytes(args, opened, 1)?;
+        return local_layout(args, opened, crowd, cluster.merge, memory_bytes);
     }
     cluster_layout(args, cluster, opened)
 }
@@ -235,12 +229,18 @@ fn local_layout(
     Ok(layout.with_local_lanes(opened.model.config(), threads, memory_bytes, crowd))
 }
 
-/// Memory for all contexts of this process.
-fn local_memory_bytes(args: &EngineArgs) -> anyhow::Result<u64> {
-    match args.context_memory {
-        Some(bytes) => Ok(bytes),
-        None => Ok(free_memory_bytes()? / 2),
+/// Memory for the contexts of each of so many processes that attend on this machine: what was asked for, else half of
+/// what the weights leave. A longest context must fit, so it may be most of that.
+pub fn memory_bytes(args: &EngineArgs, opened: &Opened, attending: usize) -> anyhow::Result<u64> {
+    if let Some(bytes) = args.context_memory {
+        return Ok(bytes);
     }
+    let config = opened.model.config();
+    let weights = Shape::of(opened.model.name(), config).model_bytes() as u64;
+    let each = free_memory()?.saturating_sub(weights) / attending as u64;
+    let page = CpuContext::page_bytes(config, config.layers, args.context_type) as u64;
+    let longest = page * u64::from(opened.served.context_max.div_ceil(PAGE_POSITIONS));
+    Ok((each / 2).max(longest.min(each / 10 * 9)))
 }
 
 fn cluster_layout(
@@ -248,19 +248,7 @@ fn cluster_layout(
     cluster: &ClusterArgs,
     opened: &Opened,
 ) -> anyhow::Result<Layout> {
-    let slices = cluster.tier1.unwrap_or(1) as usize;
-    let workers = cluster.workers.map(|workers| workers as usize);
-    let remote_lanes = match (cluster.tier2, workers) {
-        (Some(lanes), _) => lanes as usize,
-        (None, Some(workers)) if workers >= slices => (workers - slices) / slices,
-        (None, _) => 0,
-    };
-    let needed = slices * (1 + remote_lanes);
-    if let Some(workers) = workers.filter(|workers| *workers != needed) {
-        bail!(
-            "{slices} Tier-1 nodes with {remote_lanes} Tier-2 nodes each are {needed} workers, not {workers}"
-        );
-    }
+    let (slices, remote_lanes) = cluster.nodes()?;
     if slices > opened.model.config().layers {
         bail!("--tier1 {slices} is more than the model's {} layers", opened.model.config().layers);
     }
@@ -311,19 +299,36 @@ pub fn isa(wanted: Option<Isa>) -> anyhow::Result<Isa> {
     Ok(isa)
 }
 
+/// Threads for each core that may be asked for: more only get in each other's way.
+const THREADS_PER_CORE_MAX: usize = 4;
+
 /// As many threads as asked for, or as there are cores.
 pub fn threads(wanted: Option<u32>) -> anyhow::Result<usize> {
     let cores =
-        std::thread::available_parallelism().context("cannot count this machine's cores")?;
-    Ok(wanted.map_or(cores.get(), |threads| threads as usize))
+        std::thread::available_parallelism().context("cannot count this machine's cores")?.get();
+    let threads = wanted.map_or(cores, |threads| threads as usize);
+    if threads > cores * THREADS_PER_CORE_MAX {
+        bail!(Usage(format!(
+            "--threads {threads} is too many: this process may use {}, so give at most {}",
+            units::counted(cores as u64, "core"),
+            cores * THREADS_PER_CORE_MAX
+        )));
+    }
+    Ok(threads)
 }
 
-/// Memory that could be taken without pushing anything out.
-pub fn free_memory_bytes() -> anyhow::Result<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo")
-        .context("cannot tell how much memory is free; give --context-memory")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    let kib = kib.context("cannot tell how much memory is free; give --context-memory")?;
-    Ok(kib * 1024)
+/// The cluster's secret.
+pub fn token() -> anyhow::Result<String> {
+    std::env::var(TOKEN_VARIABLE).map_err(|error| match error {
+        VarError::NotPresent => anyhow!(
+            "{TOKEN_VARIABLE} is not set. It holds the cluster's secret, the same on the dispatcher and on every worker, \
+             so that no stranger joins: make one up and export {TOKEN_VARIABLE}=... on all of them"
+        ),
+        VarError::NotUnicode(_) => anyhow!("{TOKEN_VARIABLE} is not text: use letters and digits"),
+    })
+}
+
+/// Memory that this process and those it starts may still take.
+pub fn free_memory() -> anyhow::Result<u64> {
+    free_memory_bytes().context("cannot tell how much memory is free: give --context-memory")
 }

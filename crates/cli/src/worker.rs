@@ -1,17 +1,24 @@
-//! `worker`: a process that joins a dispatcher.
+//! `worker`: a process that joins a dispatcher, says what it does, and stays for the next job if asked to.
 
 use crate::args::WorkerArgs;
-use crate::setup;
-use anyhow::Context;
+use crate::progress::say;
+use crate::{setup, units};
 use glinthawk_cluster::net::Token;
-use glinthawk_cluster::{TOKEN_VARIABLE, WorkerOptions, keep_to_cores, work};
+use glinthawk_cluster::{
+    ClusterError, NodeReport, Role, Traffic, WorkerNews, WorkerOptions, keep_to_cores, work,
+};
+use glinthawk_model::{Model, Source};
+use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::process::ExitCode;
+use std::time::Duration;
 
-/// Works until the dispatcher says goodbye.
+/// After a job that failed, before the next: whatever was wrong may be so for a while.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Works until the dispatcher says goodbye, or until it is stopped.
 pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
-    let token = std::env::var(TOKEN_VARIABLE).with_context(|| {
-        format!("set {TOKEN_VARIABLE} to the cluster's secret, the same as on the dispatcher")
-    })?;
+    let token = setup::token()?;
     if !args.cores.is_empty() {
         keep_to_cores(&args.cores)?;
     }
@@ -24,9 +31,96 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
         threads: setup::threads(args.threads)?,
         memory_bytes: match args.context_memory {
             Some(bytes) => bytes,
-            None => setup::free_memory_bytes()? / 2,
+            None => setup::free_memory()? / 2,
         },
+        patient: args.stay,
+        // Of local processes, which have a place, `run` tells what there is to know.
+        news: if args.place.is_some() { |_| () } else { tell },
     };
-    work(&options)?;
-    Ok(ExitCode::SUCCESS)
+    if !args.stay {
+        work_apart(&options)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut last_error = String::new();
+    loop {
+        match work_apart(&options) {
+            Ok(()) => last_error.clear(),
+            Err(error) => {
+                let error = error.to_string();
+                if error != last_error {
+                    say(format_args!("error: {error}; waiting for the next job"));
+                }
+                last_error = error;
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+/// Works on a thread of its own: it is pinned to cores, and the next job must not inherit that.
+fn work_apart(options: &WorkerOptions) -> Result<(), ClusterError> {
+    let worked = std::thread::scope(|scope| scope.spawn(|| work(options)).join());
+    worked.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+fn tell(news: WorkerNews<'_>) {
+    match news {
+        WorkerNews::Dialling(address) => say(format_args!("dialling {address}")),
+        WorkerNews::Joined(role) => say(format_args!("joined as {}", joined(role))),
+        WorkerNews::Loading(model, bytes) => {
+            say(format_args!("loading {} of weights, {}", units::bytes(bytes), origin(model)))
+        }
+        WorkerNews::Contexts(bytes) => {
+            say(format_args!("{} for contexts", units::bytes(bytes)));
+        }
+        WorkerNews::Ready => say("ready"),
+        WorkerNews::Done(report, time) => say(format_args!("done: {}", done(report, time))),
+    }
+}
+
+fn joined(role: &Role) -> String {
+    let layers = role.layout.layers(role.config.layers, role.slice);
+    let (first, last, of) = (layers.start + 1, layers.end, role.config.layers);
+    let layers = format!("layers {first} to {last} of {of} of {}", role.model);
+    let (slices, lanes) = (role.layout.slices, role.layout.remote_lanes);
+    match role.lane {
+        None => format!("{}, one of {}: {layers}", role.name(), nodes(slices, 1)),
+        Some(_) => format!(
+            "{}, one of {} of tier1-{}: attention in {layers}",
+            role.name(),
+            nodes(lanes, 2),
+            role.slice
+        ),
+    }
+}
+
+fn nodes(count: usize, tier: u8) -> String {
+    units::counted(count as u64, &format!("Tier-{tier} node"))
+}
+
+fn origin(model: &Model) -> String {
+    match model.source() {
+        Source::Gguf { path, .. } | Source::Folder(path) => format!("from {}", path.display()),
+        Source::Dummy => "made up here".to_owned(),
+        Source::Elsewhere => "from the dispatcher".to_owned(),
+    }
+}
+
+fn done(report: &NodeReport, time: Duration) -> String {
+    let bytes = |traffic: &BTreeMap<String, Traffic>| {
+        units::bytes(traffic.values().map(|traffic| traffic.bytes).sum())
+    };
+    format!(
+        "{} of {:.1} rows on average, busy for {} of {}, {} sent and {} received",
+        counted_batches(report.batches),
+        report.rows as f64 / report.batches.max(1) as f64,
+        units::seconds(report.busy_ns as f64 / 1e9),
+        units::seconds(time.as_secs_f64()),
+        bytes(&report.sent),
+        bytes(&report.received),
+    )
+}
+
+fn counted_batches(count: u64) -> String {
+    if count == 1 { "1 batch".to_owned() } else { format!("{} batches", units::count(count)) }
 }

@@ -78,13 +78,62 @@ fn workers_may_be_there_before_the_dispatcher() {
     finish(&case, dispatcher.running, workers, &expected);
 }
 
+/// The first words of what a worker said, which must be these.
+#[track_caller]
+fn expect_said(stderr: &str, expected: &[&str]) {
+    let begins = |(line, expected): (&str, &&str)| line.starts_with(*expected);
+    let lines = stderr.lines();
+    assert!(lines.clone().count() == expected.len() && lines.zip(expected).all(begins), "{stderr}");
+}
+
+#[test]
+fn a_worker_says_what_it_does() {
+    let case = Case::new(mixed_requests(20, 4, 16));
+    let dispatcher = Dispatcher::listen(&case, "127.0.0.1:0", &["--tier1", "1", "--tier2", "1"]);
+    let workers = [dispatcher.worker(&["--tier", "1"]), dispatcher.worker(&["--tier", "2"])];
+    dispatcher.running.finish().expect(0);
+    let [tier1, tier2] = workers.map(|worker| worker.finish().expect(0).stderr);
+    let loading = "loading ";
+    expect_said(&tier1, &["dialling 127.", "joined as tier1-0, ", loading, "ready", "done: "]);
+    let contexts = "16.0 MiB for contexts";
+    expect_said(&tier2, &["dialling 127.", "joined as tier2-0-0, ", contexts, "ready", "done: "]);
+    assert!(tier1.contains("one of 1 Tier-1 node: layers 1 to "), "{tier1}");
+    // Local processes are as quiet as if there were none.
+    let local = case.run(&["--tier1", "1", "--tier2", "1", "--overwrite"]).expect(0);
+    assert!(!local.stderr.contains("tier"), "{}", local.stderr);
+}
+
+#[test]
+fn a_worker_that_stays_serves_one_job_after_another() {
+    let case = Case::new(mixed_requests(20, 4, 16));
+    let expected = expected(&case);
+    // A port that was free a moment ago.
+    let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let address = address.expect("a free port").to_string();
+    let start = |_| Running::start(&mut worker(&address, &["--stay"]));
+    let mut workers: Vec<Running> = (0..2).map(start).collect();
+    for _ in 0..2 {
+        let dispatcher = Dispatcher::listen(&case, &address, &["--tier1", "1", "--workers", "2"]);
+        finish(&case, dispatcher.running, Vec::new(), &expected);
+    }
+    for mut worker in workers.drain(..) {
+        assert!(!worker.has_ended(), "it did not stay");
+        worker.signal(rustix::process::Signal::TERM);
+        let ended = worker.finish();
+        assert_eq!(ended.code, None, "ended by the signal: {}", ended.stderr);
+        assert_eq!(ended.stderr.matches("joined as tier").count(), 2, "{}", ended.stderr);
+        assert!(ended.stderr.contains("done: "), "{}", ended.stderr);
+    }
+}
+
 #[test]
 fn too_many_of_one_tier_are_said() {
     let case = Case::new(mixed_requests(3, 4, 8));
     let dispatcher = Dispatcher::listen(&case, "127.0.0.1:0", &["--tier1", "1", "--workers", "2"]);
     let workers = [dispatcher.worker(&["--tier", "2"]), dispatcher.worker(&["--tier", "2"])];
     let failed = dispatcher.running.finish().expect(1);
-    let wanted = "error: 0 workers can be Tier 1 and 2 Tier 2; 1 and 1 are needed";
+    let wanted =
+        "error: 1 Tier-1 and 1 Tier-2 nodes are needed, and the workers that joined can be 0 and 2";
     assert!(failed.stderr.contains(wanted), "{}", failed.stderr);
     for worker in workers {
         let left = worker.finish().expect(1);
@@ -116,6 +165,7 @@ fn strangers_are_sent_away_and_the_job_goes_on() {
     assert!(lines_in(&case.output()) < 120, "all was over before it was disturbed");
 
     let finished = dispatcher.running.finish().expect(0);
+    assert!(!finished.stderr.contains('\u{1b}'), "colours in a log: {}", finished.stderr);
     for reason in ["wrong cluster token", "not a glinthawk hello", "too late"] {
         assert!(finished.stderr.contains(reason), "\"{reason}\" is missing: {}", finished.stderr);
     }

@@ -82,6 +82,16 @@ pub struct Role {
     pub trace: bool,
 }
 
+impl Role {
+    /// Its name in statistics: `tier1-0` (slice), `tier2-0-1` (slice, lane).
+    pub fn name(&self) -> String {
+        match self.lane {
+            None => format!("tier1-{}", self.slice),
+            Some(lane) => format!("tier2-{}-{lane}", self.slice),
+        }
+    }
+}
+
 /// An artificial link between the tiers, both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {

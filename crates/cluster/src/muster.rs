@@ -222,14 +222,14 @@ impl Muster {
         let mut roles = Vec::new();
         for (slice, &peer) in tier1.iter().enumerate() {
             let next = tier1.get(slice + 1).map(|next| address(*next));
-            roles.push((peer, format!("tier1-{slice}"), role(slice, None, next)));
+            roles.push((peer, role(slice, None, next)));
             for (lane, &worker) in (first_remote..).zip(&tier2[slice]) {
-                let name = format!("tier2-{slice}-{lane}");
-                roles.push((worker, name, role(slice, Some(lane), Some(address(peer)))));
+                roles.push((worker, role(slice, Some(lane), Some(address(peer)))));
             }
         }
         let mut names = BTreeMap::new();
-        for (peer, name, role) in roles {
+        for (peer, role) in roles {
+            let name = role.name();
             self.controller.send(peer, Control::Role(Box::new(role)).message(Buffer::default()))?;
             names.insert(peer, name);
         }

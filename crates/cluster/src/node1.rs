@@ -9,6 +9,7 @@ use crate::station::{Heard, IDLE, Station};
 use crate::tier1::{Outgoing, Tier1Place, Tier1Worker};
 use crate::tier2::Tier2Worker;
 use crate::wire;
+use crate::worker::WorkerNews;
 use glinthawk_compute::{CpuContext, CpuWeights};
 use glinthawk_flight::{Kind, Message};
 use glinthawk_model::Model;
@@ -32,7 +33,13 @@ pub(crate) fn run(station: &Station, model: &Model) -> Result<(), ClusterError> 
     let role = &station.role;
     let layout = &role.layout;
     let place = Tier1Place::new(layout, role.slice, role.trace);
-    let kernels = load_slice(model, layout, &place, station.isa, &station.threads, &mut |_, _| ())?;
+    let mut said = false;
+    let progress = &mut |_, total| {
+        if !std::mem::replace(&mut said, true) {
+            (station.news)(WorkerNews::Loading(model, total));
+        }
+    };
+    let kernels = load_slice(model, layout, &place, station.isa, &station.threads, progress)?;
     let layers = layout.layers(role.config.layers, role.slice).len();
     let node = Tier1Node::new(layers as u32, layout.rows_max(), layout.merge());
     let (pool, threads) = (Arc::clone(&station.pool), Arc::clone(&station.threads));
@@ -43,8 +50,10 @@ pub(crate) fn run(station: &Station, model: &Model) -> Result<(), ClusterError> 
     let mut node =
         Node { station, worker, local, lanes: vec![None; layout.lanes()], previous: None, next };
     node.meet_neighbours(place.first)?;
-    station.tell_dispatcher(&Control::Ready)?;
-    node.serve()
+    let ready = station.ready()?;
+    node.serve()?;
+    station.done(node.worker.report(), ready);
+    Ok(())
 }
 
 impl Node<'_> {

@@ -1,11 +1,11 @@
 //! A Tier-2 node on the network: rows in, attention output back.
 
-use crate::control::Control;
 use crate::error::ClusterError;
 use crate::net::Peer;
 use crate::station::{Heard, IDLE, Station};
 use crate::tier2::Tier2Worker;
 use crate::wire;
+use crate::worker::WorkerNews;
 use glinthawk_compute::CpuContext;
 use glinthawk_flight::Kind;
 use glinthawk_protocol::Tier2Node;
@@ -29,6 +29,8 @@ pub(crate) fn attention_worker(
         station.isa,
         Arc::clone(&station.threads),
     )?;
+    let page_bytes = CpuContext::page_bytes(config, layers, role.layout.context_type) as u64;
+    (station.news)(WorkerNews::Contexts(u64::from(pages) * page_bytes));
     let node = Tier2Node::new(role.layout.slots(), pages);
     let name = format!("tier2-{}-{lane}", role.slice);
     Ok(Tier2Worker::new(
@@ -48,10 +50,20 @@ pub(crate) fn run(station: &Station, lane: u32) -> Result<(), ClusterError> {
     let tier1 =
         station.dial_neighbour(Some(lane))?.expect("a Tier-2 node has a Tier-1 node to dial");
     station.shape(tier1);
-    station.tell_dispatcher(&Control::Ready)?;
+    let ready = station.ready()?;
+    serve(station, &mut worker, tier1)?;
+    station.done(worker.report(), ready);
+    Ok(())
+}
+
+fn serve(
+    station: &Station,
+    worker: &mut Tier2Worker<CpuContext>,
+    tier1: Peer,
+) -> Result<(), ClusterError> {
     loop {
         while let Some(heard) = station.hear(Duration::ZERO)? {
-            if take(station, &mut worker, tier1, heard)? {
+            if take(station, worker, tier1, heard)? {
                 return Ok(());
             }
         }
@@ -62,7 +74,7 @@ pub(crate) fn run(station: &Station, lane: u32) -> Result<(), ClusterError> {
             }
             None => {
                 if let Some(heard) = station.hear(IDLE)?
-                    && take(station, &mut worker, tier1, heard)?
+                    && take(station, worker, tier1, heard)?
                 {
                     return Ok(());
                 }

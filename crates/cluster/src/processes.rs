@@ -3,7 +3,7 @@
 
 use crate::error::ClusterError;
 use crate::layout::Layout;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -98,7 +98,8 @@ fn relay(name: &str, child: &mut Child) {
     let name = name.to_owned();
     std::thread::spawn(move || {
         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-            eprintln!("[{name}] {line}");
+            // Nobody may be listening there.
+            _ = writeln!(std::io::stderr(), "[{name}] {line}");
         }
     });
 }

@@ -4,6 +4,7 @@ use crate::control::{Control, Link, Role};
 use crate::error::ClusterError;
 use crate::net::{ConnectError, Controller, Event, LinkShape, LostReason, Peer};
 use crate::report::{NodeReport, peak_memory_bytes};
+use crate::worker::WorkerNews;
 use glinthawk_compute::{Isa, Threads};
 use glinthawk_flight::{Buffer, Kind, Message, Pool};
 use std::collections::VecDeque;
@@ -13,8 +14,9 @@ use std::time::{Duration, Instant};
 /// How long a worker tries to reach its dispatcher or its neighbour.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Pause between two tries.
+/// Pause after the first try. Each later one is twice as long, up to a limit.
 const RETRY: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// The longest that an idle node sleeps.
 pub(crate) const IDLE: Duration = Duration::from_secs(1);
@@ -27,6 +29,8 @@ pub(crate) struct Station {
     pub isa: Isa,
     pub threads: Arc<Threads>,
     pub pool: Arc<Pool>,
+    /// Hears what this worker does.
+    pub news: fn(WorkerNews<'_>),
     /// Events that arrived while waiting for something else.
     pub stash: Mutex<VecDeque<Event>>,
 }
@@ -92,9 +96,22 @@ impl Station {
         introduction: Option<u32>,
     ) -> Result<Option<Peer>, ClusterError> {
         let Some(address) = &self.role.dial else { return Ok(None) };
-        let peer = dial(&self.controller, address)?;
+        let peer = dial(&self.controller, address, PATIENCE)?;
         self.controller.send(peer, Control::Introduce(introduction).message(Buffer::default()))?;
         Ok(Some(peer))
+    }
+
+    /// Says that it can begin, here and to the dispatcher.
+    pub(crate) fn ready(&self) -> Result<Instant, ClusterError> {
+        self.tell_dispatcher(&Control::Ready)?;
+        (self.news)(WorkerNews::Ready);
+        Ok(Instant::now())
+    }
+
+    /// Says what was done since it was ready.
+    pub(crate) fn done(&self, mut report: NodeReport, ready: Instant) {
+        report.set_traffic(&self.controller.stats());
+        (self.news)(WorkerNews::Done(&report, ready.elapsed()));
     }
 
     /// Makes the link to a node of the other tier as slow as requested.
@@ -113,14 +130,20 @@ impl Station {
     }
 }
 
-/// Dials until something answers, for a limited time.
-pub(crate) fn dial(controller: &Controller, address: &str) -> Result<Peer, ClusterError> {
+/// Dials until something answers or patience ends.
+pub(crate) fn dial(
+    controller: &Controller,
+    address: &str,
+    patience: Duration,
+) -> Result<Peer, ClusterError> {
     let started = Instant::now();
+    let mut retry = RETRY;
     loop {
         match controller.connect(address) {
             Ok((peer, _)) => return Ok(peer),
-            Err(ConnectError::Unreachable { .. }) if started.elapsed() < PATIENCE => {
-                std::thread::sleep(RETRY)
+            Err(ConnectError::Unreachable { .. }) if started.elapsed() < patience => {
+                std::thread::sleep(retry);
+                retry = (2 * retry).min(RETRY_MAX);
             }
             Err(error) => return Err(error.into()),
         }

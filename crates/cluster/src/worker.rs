@@ -4,14 +4,17 @@
 use crate::control::{Control, Offer, Role};
 use crate::error::ClusterError;
 use crate::net::{Config, Controller, Event, Peer, Token};
+use crate::report::NodeReport;
 use crate::station::{PATIENCE, Station, dial};
 use crate::weights::model_of;
 use crate::{node1, node2};
 use glinthawk_compute::{Isa, Threads};
 use glinthawk_flight::{Buffer, Pool};
+use glinthawk_model::Model;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Idle buffers a worker keeps.
 const POOL_BUFFERS: usize = 256;
@@ -33,6 +36,26 @@ pub struct WorkerOptions {
     pub threads: usize,
     /// Memory for contexts, in bytes.
     pub memory_bytes: u64,
+    /// Whether it looks for the dispatcher for as long as it takes.
+    pub patient: bool,
+    /// Hears what it does.
+    pub news: fn(WorkerNews<'_>),
+}
+
+/// What a worker does.
+pub enum WorkerNews<'a> {
+    /// It looks for the dispatcher at this address.
+    Dialling(&'a str),
+    /// It has its role.
+    Joined(&'a Role),
+    /// It loads so many bytes of weights of this model.
+    Loading(&'a Model, u64),
+    /// It has so many bytes for contexts.
+    Contexts(u64),
+    /// It can begin.
+    Ready,
+    /// The job is over; this is what it did, and for how long it was ready.
+    Done(&'a NodeReport, Duration),
 }
 
 /// Runs a worker to its end.
@@ -42,7 +65,9 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     let controller =
         Controller::start(Config::new(&name, options.token.clone(), Arc::clone(&pool)))
             .map_err(ClusterError::io("cannot start the network thread"))?;
-    let dispatcher = dial(&controller, &options.join)?;
+    (options.news)(WorkerNews::Dialling(&options.join));
+    let patience = if options.patient { Duration::MAX } else { PATIENCE };
+    let dispatcher = dial(&controller, &options.join, patience)?;
     let port = controller
         .listen((own_address(&controller, dispatcher), 0))
         .map_err(ClusterError::io("cannot listen for other workers"))?
@@ -58,6 +83,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     controller.send(dispatcher, Control::Offer(offer).message(Buffer::default()))?;
     let mut stash = VecDeque::new();
     let role = wait_for_role(&controller, dispatcher, &mut stash)?;
+    (options.news)(WorkerNews::Joined(&role));
     let threads = Arc::new(Threads::new(options.threads)?);
     let isa: Isa = role.isa.parse()?;
     let station = Arc::new(Station {
@@ -67,6 +93,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         isa,
         threads,
         pool,
+        news: options.news,
         stash: Mutex::new(stash),
     });
     let outcome = run(&station);
