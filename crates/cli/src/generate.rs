@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 
 /// Completes one prompt on standard output.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
+    setup::threads(args.engine.threads)?;
     let opened = setup::open(&args.engine)?;
     let chat = !args.raw && opened.served.template.is_some();
     let mut generation = Generation::new(Arc::clone(&opened.served), &body(args, chat))

@@ -66,8 +66,8 @@ fn main() -> ExitCode {
         if error.is::<Usage>() {
             progress::say("\nFor more information, try '--help'.");
         }
-        let bad_usage = error.is::<Usage>()
-            || error.downcast_ref().is_some_and(JobError::is_bad_usage);
+        let bad_usage =
+            error.is::<Usage>() || error.downcast_ref().is_some_and(JobError::is_bad_usage);
         if bad_usage { ExitCode::from(EXIT_BAD_USAGE) } else { ExitCode::FAILURE }
     })
 }

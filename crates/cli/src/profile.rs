@@ -108,9 +108,9 @@ impl Effort {
 /// Takes a profile, prints it and writes it.
 pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
-    let model = models::resolve(&args.model)?.open()?;
-    let isa = setup::isa(args.isa)?;
     let threads = setup::threads(Some(args.threads))?;
+    let isa = setup::isa(args.isa)?;
+    let model = models::resolve(&args.model)?.open()?;
     let effort = match (args.brief, args.quick) {
         (true, _) => Effort::brief(),
         (false, true) => Effort::quick(),

@@ -212,7 +212,7 @@ impl JobProgress {
     }
 }
 
-/// `43%, 12 of 100 lines, 1,234 prompt + 567 generated tokens/s, 12 s left`.
+/// `43%, 12 of 100 lines, 1,234 in + 567 out tokens/s, 12 s left`.
 fn describe(estimate: &Estimate, progress: &glinthawk_jobs::Progress) -> String {
     let mut text = String::new();
     if let Some(share) = estimate.share {
@@ -225,7 +225,7 @@ fn describe(estimate: &Estimate, progress: &glinthawk_jobs::Progress) -> String 
         None => units::counted(progress.lines_done, "line"),
     };
     text += &format!(
-        ", {} prompt + {} generated tokens/s",
+        ", {} in + {} out tokens/s",
         units::count(estimate.prompt_rate.round() as u64),
         units::count(estimate.generated_rate.round() as u64),
     );

@@ -46,9 +46,13 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
         match work_apart(&options) {
             Ok(()) => last_error.clear(),
             Err(error) => {
-                let error = error.to_string();
+                // That a dispatcher leaves is no failure of those who stay.
+                let error = match error {
+                    ClusterError::DispatcherLost(_) => error.to_string(),
+                    _ => format!("error: {error}"),
+                };
                 if error != last_error {
-                    say(format_args!("error: {error}; waiting for the next job"));
+                    say(format_args!("{error}; waiting for the next job"));
                 }
                 last_error = error;
                 std::thread::sleep(PAUSE);

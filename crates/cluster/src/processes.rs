@@ -126,9 +126,17 @@ pub fn allowed_cores() -> Vec<usize> {
 /// Keeps this process, and every thread it starts from now on, to these cores.
 pub fn keep_to_cores(cores: &[usize]) -> Result<(), ClusterError> {
     let mut set = rustix::thread::CpuSet::new();
+    let refused = |source: std::io::Error| {
+        let cores: Vec<String> = cores.iter().map(ToString::to_string).collect();
+        let allowed: Vec<String> = allowed_cores().iter().map(ToString::to_string).collect();
+        let (cores, allowed) = (cores.join(","), allowed.join(","));
+        ClusterError::io(format!("cannot keep to cores {cores} (there are {allowed})"))(source)
+    };
     for &core in cores {
+        if core >= rustix::thread::CpuSet::MAX_CPU {
+            return Err(refused(std::io::ErrorKind::InvalidInput.into()));
+        }
         set.set(core);
     }
-    rustix::thread::sched_setaffinity(None, &set)
-        .map_err(|error| ClusterError::io(format!("cannot keep to cores {cores:?}"))(error.into()))
+    rustix::thread::sched_setaffinity(None, &set).map_err(|error| refused(error.into()))
 }
