@@ -118,7 +118,7 @@ pub struct ClusterArgs {
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
     pub bandwidth: Option<u64>,
     /// Wait at this address for workers from elsewhere instead of starting local ones
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = units::parse_address)]
     pub listen: Option<String>,
     /// Number of workers to wait for; --tier1 and --tier2 say what they become
     #[arg(long, value_name = "N", requires = "listen", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -339,7 +339,7 @@ impl SimulateArgs {
 )]
 pub struct WorkerArgs {
     /// The dispatcher's address, such as 10.0.0.1:7070
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = units::parse_address)]
     pub join: String,
     /// After a job, wait for the next one; wait for a dispatcher as long as it takes
     #[arg(long)]

@@ -20,6 +20,15 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     scaled(number, factor).ok_or_else(|| format!("{text} is not a size this machine could have"))
 }
 
+/// Checks an address such as `10.0.0.1:7070`, `[::1]:7070` or `name:7070`.
+pub fn parse_address(text: &str) -> Result<String, String> {
+    let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    match port.map(|(_, port)| port.parse::<u16>()) {
+        Some(Ok(_)) => Ok(text.to_owned()),
+        _ => Err("an address is HOST:PORT, such as 10.0.0.1:7070".to_owned()),
+    }
+}
+
 /// Parses a sampling temperature.
 pub fn parse_temperature(text: &str) -> Result<f32, String> {
     let value = text.parse().ok().filter(|value| (0.0..=2.0).contains(value));

@@ -38,6 +38,10 @@ fn options_that_do_nothing_are_bad_usage() {
         }
     }
     assert_eq!(fs::read_to_string(stats).expect("it is there"), "of an earlier run");
+    for options in [["--join", "somewhere"], ["--join", "10.0.0.1:99999"]] {
+        let refused = Finished::of(glinthawk(["worker"]).args(options)).expect(2);
+        assert!(refused.stderr.contains("HOST:PORT, such as"), "{}", refused.stderr);
+    }
     for command in ["generate", "bench", "profile", "worker"] {
         let mut command = glinthawk([command, "--threads", "1024"]);
         match command.get_args().next().and_then(|name| name.to_str()) {

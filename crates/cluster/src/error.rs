@@ -25,8 +25,8 @@ pub enum ClusterError {
     /// The memory for contexts does not hold one context of the longest length.
     #[error(
         "one context of {context_max} tokens takes {}, and an attention worker has {}: give more with \
-         --context-memory, or a shorter --max-context ({context_fits} tokens would fit)",
-        size(*needed_bytes), size(*given_bytes)
+         --context-memory{}",
+        size(*needed_bytes), size(*given_bytes), shorter(*context_fits)
     )]
     ContextMemory {
         /// Longest context, in tokens.
@@ -102,6 +102,14 @@ pub enum ClusterError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// The other way out: a shorter context, where one fits.
+fn shorter(context_fits: u64) -> String {
+    match context_fits {
+        0 => String::new(),
+        fits => format!(", or a shorter --max-context ({fits} tokens would fit)"),
+    }
 }
 
 impl ClusterError {
