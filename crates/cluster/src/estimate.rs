@@ -269,7 +269,7 @@ mod tests {
         // They are as long as they may be, which is known all the time. While others prefill, a token takes longer than
         // later: that is why it may be too much at first.
         for (estimated, left) in times(&followed) {
-            let much = if left < 8.0 { 1.15 } else { 1.6 };
+            let much = if left < 7.0 { 1.15 } else { 1.75 };
             let fits = (0.85 * left - 0.3..much * left + 0.3).contains(&estimated);
             assert!(fits, "{estimated} for {left}");
         }
