@@ -24,7 +24,7 @@ pub(crate) struct Choice {
 pub(crate) struct TokenLogprobs {
     pub(crate) picked: TokenLogprob,
     pub(crate) alternatives: Vec<TokenLogprob>,
-    /// Characters of the completion in front of it.
+    /// Place of its first byte in the completion, in characters.
     pub(crate) text_offset: usize,
 }
 
@@ -45,7 +45,7 @@ impl Choice {
         }
         let logprobs = request
             .wants_logprobs()
-            .then(|| token_logprobs(model, &completion.tokens, &texts, bytes.len()));
+            .then(|| token_logprobs(model, &completion.tokens, &texts, &bytes));
         Self {
             text: String::from_utf8_lossy(&bytes).into_owned(),
             finish_reason: match (cut, completion.finish) {
@@ -86,16 +86,17 @@ fn token_logprobs(
     model: &ServedModel,
     tokens: &[Generated],
     texts: &[Vec<u8>],
-    text_bytes: usize,
+    bytes: &[u8],
 ) -> Vec<TokenLogprobs> {
     let token = |token: u32, logprob: f32| TokenLogprob {
         bytes: model.tokenizer.token_bytes(token),
         logprob: logprob.max(LOGPROB_MIN),
     };
+    let ends = character_ends(bytes);
     let (mut offset_bytes, mut text_offset) = (0, 0);
     let mut logprobs = Vec::new();
     for (generated, text) in tokens.iter().zip(texts) {
-        if offset_bytes >= text_bytes && !text.is_empty() {
+        if offset_bytes >= bytes.len() && !text.is_empty() {
             break;
         }
         let alternatives = &generated.alternatives;
@@ -105,10 +106,28 @@ fn token_logprobs(
             text_offset,
         });
         offset_bytes += text.len();
-        // Every byte that does not continue a character begins one.
-        text_offset += text.iter().filter(|byte| **byte & 0xc0 != 0x80).count();
+        // A character that goes on in the next token is not passed yet.
+        text_offset += ends[text_offset..].iter().take_while(|end| **end <= offset_bytes).count();
     }
     logprobs
+}
+
+/// Where each character of the text ends in the bytes it is made from. What is no character
+/// becomes U+FFFD, in the same pieces as `String::from_utf8_lossy` makes.
+fn character_ends(bytes: &[u8]) -> Vec<usize> {
+    let mut ends = Vec::new();
+    let mut end = 0;
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            end += character.len_utf8();
+            ends.push(end);
+        }
+        if !chunk.invalid().is_empty() {
+            end += chunk.invalid().len();
+            ends.push(end);
+        }
+    }
+    ends
 }
 
 impl TokenLogprob {

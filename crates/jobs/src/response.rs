@@ -172,13 +172,14 @@ enum Logprobs {
     },
 }
 
-/// An object of tokens and their log-probabilities, likeliest first.
+/// An object of the likeliest tokens and their log-probabilities, likeliest first. The picked token
+/// is always among them, so there may be one more than was asked for.
 struct TopLogprobs(Vec<(String, f32)>);
 
 impl TopLogprobs {
     fn new(position: &TokenLogprobs) -> Self {
-        let mut tokens: Vec<(String, f32)> = Vec::with_capacity(position.alternatives.len());
-        for token in &position.alternatives {
+        let mut tokens: Vec<(String, f32)> = Vec::with_capacity(position.alternatives.len() + 1);
+        for token in position.alternatives.iter().chain([&position.picked]) {
             // A control token and a plain one may read the same; an object has room for one.
             let text = token.text();
             if tokens.iter().all(|(other, _)| *other != text) {
