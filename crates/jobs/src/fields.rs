@@ -92,6 +92,15 @@ pub(crate) fn must_be(name: &str, expected: &str) -> Refusal {
     Refusal::field(name, format!("`{name}` must be {expected}"))
 }
 
+/// Refuses a token id that the model has no row for: no kernel could look it up.
+pub(crate) fn check_tokens(param: &str, tokens: &[u32], vocab: u32) -> Result<(), Refusal> {
+    let Some(token) = tokens.iter().find(|token| **token >= vocab) else { return Ok(()) };
+    let last = vocab - 1;
+    let message =
+        format!("`{param}` has token {token}, but the model has {vocab} tokens, 0 to {last}");
+    Err(Refusal::field(param, message))
+}
+
 /// Reads an unparsed value, or nothing where it is of another type.
 pub(crate) fn parse<'a, T: Deserialize<'a>>(value: &'a RawValue) -> Option<T> {
     serde_json::from_str(value.get()).ok()

@@ -1,9 +1,10 @@
 //! A request that can be run: a body checked field by field, rendered and tokenized.
 
+use glinthawk_model::Tokenizer;
 use glinthawk_protocol::{Prompt, PromptId, Sampling};
 use serde_json::value::RawValue;
 
-use crate::fields::{Fields, List, must_be, parse};
+use crate::fields::{Fields, List, check_tokens, must_be, parse};
 use crate::key::seed_of_choice;
 use crate::line::Endpoint;
 use crate::messages::read_messages;
@@ -95,6 +96,10 @@ impl Request {
         let stop_strings = read_stop_strings(&mut fields)?;
         let stop_ids = read_stop_ids(&mut fields, model)?;
         let echo = endpoint == Endpoint::Completions && fields.flag("echo")?;
+        let reading = match endpoint {
+            Endpoint::Chat => PromptReading::default(),
+            Endpoint::Completions => PromptReading::read(&mut fields)?,
+        };
         if echo && sampling.logprobs.is_some() {
             let what = "the prompt's own log-probabilities are not available";
             return Err(Refusal::unsupported("echo", what));
@@ -107,7 +112,7 @@ impl Request {
 
         let (tokens, text) = match endpoint {
             Endpoint::Chat => (chat_tokens(model, input)?, None),
-            Endpoint::Completions => prompt_tokens(model, input)?,
+            Endpoint::Completions => prompt_tokens(model, input, reading)?,
         };
         let room = room_left(model, endpoint, tokens.len())?;
         let echo = echo.then(|| text.unwrap_or_else(|| model.tokenizer.decode(&tokens, true)));
@@ -187,12 +192,10 @@ fn read_stop_strings(fields: &mut Fields) -> Result<Vec<String>, Refusal> {
 }
 
 fn read_stop_ids(fields: &mut Fields, model: &ServedModel) -> Result<Vec<u32>, Refusal> {
-    let expected = format!("up to {STOP_IDS_MAX} token ids from 0 to {}", model.vocab - 1);
+    let expected = format!("up to {STOP_IDS_MAX} token ids");
     let own = fields.read::<List<u32, STOP_IDS_MAX>>("stop_token_ids", &expected)?;
     let mut ids = own.map_or(Vec::new(), |list| list.0);
-    if ids.iter().any(|id| *id >= model.vocab) {
-        return Err(must_be("stop_token_ids", &expected));
-    }
+    check_tokens("stop_token_ids", &ids, model.vocab)?;
     if !fields.flag("ignore_eos")? {
         ids.extend(&model.eos_tokens);
     }
@@ -231,21 +234,49 @@ fn chat_tokens(model: &ServedModel, value: &RawValue) -> Result<Vec<u32>, Refusa
         .encode(&model.tokenizer, &messages)
         .map_err(|error| Refusal::field("messages", shortened(&error.to_string())))?;
     check_not_empty("messages", &tokens)?;
+    check_text_tokens(model, "messages", &tokens)?;
     Ok(tokens)
+}
+
+/// How a `prompt` string becomes tokens.
+#[derive(Clone, Copy, Default)]
+struct PromptReading {
+    /// No begin-of-text token goes in front.
+    bare: bool,
+    /// Control tokens written in the text are control tokens.
+    parse_special: bool,
+}
+
+impl PromptReading {
+    fn read(fields: &mut Fields) -> Result<Self, Refusal> {
+        let added = fields.read("add_special_tokens", "true or false")?.unwrap_or(true);
+        Ok(Self { bare: !added, parse_special: fields.flag("parse_special")? })
+    }
+
+    fn encode(self, tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+        match (self.parse_special, self.bare) {
+            (false, true) => tokenizer.encode(text),
+            (false, false) => tokenizer.encode_prompt(text),
+            (true, true) => tokenizer.encode_rendered(text, None),
+            (true, false) => tokenizer.encode_rendered_prompt(text),
+        }
+    }
 }
 
 /// The prompt's tokens, and its text where it came as text.
 fn prompt_tokens(
     model: &ServedModel,
     value: &RawValue,
+    reading: PromptReading,
 ) -> Result<(Vec<u32>, Option<String>), Refusal> {
     if let Some(text) = parse::<String>(value) {
         if text.is_empty() {
             return Err(Refusal::field("prompt", "`prompt` is empty"));
         }
         check_text(model, "prompt", text.len())?;
-        let tokens = model.tokenizer.encode_prompt(&text);
+        let tokens = reading.encode(&model.tokenizer, &text);
         check_not_empty("prompt", &tokens)?;
+        check_text_tokens(model, "prompt", &tokens)?;
         return Ok((tokens, Some(text)));
     }
     let several = value.get().strip_prefix('[').map(str::trim_start);
@@ -258,11 +289,18 @@ fn prompt_tokens(
     let tokens: Vec<u32> =
         parse(value).ok_or_else(|| must_be("prompt", "a string or an array of token ids"))?;
     check_not_empty("prompt", &tokens)?;
-    if let Some(token) = tokens.iter().find(|token| **token >= model.vocab) {
-        let message = format!("`prompt`: there is no token {token}, only 0 to {}", model.vocab - 1);
-        return Err(Refusal::field("prompt", message));
-    }
+    check_tokens("prompt", &tokens, model.vocab)?;
     Ok((tokens, None))
+}
+
+/// Refuses a text with a token that only the tokenizer knows, and says what was written for it.
+fn check_text_tokens(model: &ServedModel, param: &str, tokens: &[u32]) -> Result<(), Refusal> {
+    check_tokens(param, tokens, model.vocab).map_err(|refusal| {
+        let token = tokens.iter().find(|token| **token >= model.vocab);
+        let text = token.map_or_else(String::new, |token| model.tokenizer.token_text(*token));
+        let message = format!("{}; the tokenizer reads {text:?} as it", refusal.message);
+        Refusal { message, ..refusal }
+    })
 }
 
 fn check_not_empty(name: &str, tokens: &[u32]) -> Result<(), Refusal> {

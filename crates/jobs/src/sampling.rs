@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use glinthawk_protocol::Sampling;
 
-use crate::fields::{Fields, must_be};
+use crate::fields::{Fields, check_tokens, must_be};
 use crate::line::Endpoint;
 use crate::refusal::Refusal;
 
@@ -58,11 +58,7 @@ fn read_logit_bias(fields: &mut Fields, vocab: u32) -> Result<Vec<(u32, f32)>, R
     let entries: BTreeMap<TokenKey, f64> = crate::fields::parse(value).ok_or_else(refuse)?;
     let mut biases = Vec::with_capacity(entries.len());
     for (TokenKey(token), bias) in entries {
-        if token >= vocab {
-            let message =
-                format!("`logit_bias`: there is no token {token}, only 0 to {}", vocab - 1);
-            return Err(Refusal::field("logit_bias", message));
-        }
+        check_tokens("logit_bias", &[token], vocab)?;
         if !(-100.0..=100.0).contains(&bias) {
             return Err(refuse());
         }

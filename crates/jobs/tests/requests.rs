@@ -163,7 +163,7 @@ fn bad_prompts_and_messages_are_refused() {
     };
     prompt(r#""""#, "empty");
     prompt("[]", "no tokens");
-    prompt("[1,300]", "there is no token 300, only 0 to 299");
+    prompt("[1,300]", "`prompt` has token 300, but the model has 300 tokens, 0 to 299");
     prompt("[1,-1]", "an array of token ids");
     prompt("[1,2.5]", "an array of token ids");
     prompt("{}", "a string or an array of token ids");
@@ -226,7 +226,7 @@ fn bad_fields_are_refused() {
         (r#""repetition_penalty":0"#, "from 0.01 to 100"),
         (r#""logit_bias":{"x":1}"#, "token ids"),
         (r#""logit_bias":{"1":101}"#, "-100 to 100"),
-        (r#""logit_bias":{"300":1}"#, "no token 300"),
+        (r#""logit_bias":{"300":1}"#, "has token 300, but the model has 300 tokens"),
         (r#""logit_bias":[]"#, "an object"),
         (r#""max_tokens":0"#, "from 1"),
         (r#""n":0"#, "from 1 to 128"),
@@ -239,7 +239,7 @@ fn bad_fields_are_refused() {
             r#""stop":["1","2","3","4","5","6","7","8","9","10","11","12","13","14","15","16","17"]"#,
             "up to 16",
         ),
-        (r#""stop_token_ids":[300]"#, "0 to 299"),
+        (r#""stop_token_ids":[300]"#, "has token 300, but the model has 300 tokens, 0 to 299"),
         (r#""ignore_eos":1"#, "true or false"),
         (r#""echo":"yes""#, "true or false"),
     ] {

@@ -197,6 +197,14 @@ impl Tokenizer {
         ids
     }
 
+    /// Encodes a prompt in which control tokens are control, after the begin-of-text token where
+    /// this tokenizer asks for one.
+    pub fn encode_rendered_prompt(&self, rendered: &str) -> Vec<u32> {
+        let mut ids = self.shared.prefix.clone();
+        ids.extend(self.encode_rendered(rendered, None));
+        ids
+    }
+
     /// Marks every control token's text in `text` so that
     /// [`encode_rendered`](Self::encode_rendered) takes it as text.
     pub fn guard(&self, text: &str, sentinel: &Sentinel) -> String {
