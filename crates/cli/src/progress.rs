@@ -68,6 +68,11 @@ impl LoadBar {
         Self(bytes_bar().with_message("loading"))
     }
 
+    /// An empty bar, for hashing the weights.
+    pub fn checking() -> Self {
+        Self(bytes_bar().with_message("checking the model"))
+    }
+
     /// Shows how far it is.
     pub fn show(&mut self, bytes_done: u64, bytes_total: u64) {
         self.0.set_length(bytes_total);

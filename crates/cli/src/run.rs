@@ -9,7 +9,8 @@ use crate::{EXIT_LINES_FAILED, interrupt, setup, units};
 use anyhow::Context;
 use glinthawk_cluster::{Crowd, RunStats, run_job, write_trace};
 use glinthawk_jobs::{
-    Earlier, FileUse, Input, JobOptions, JobSummary, Output, PreparedJob, refuse_collisions,
+    Earlier, FileUse, Input, JobOptions, JobSummary, Output, PreparedJob, ServedModel,
+    refuse_collisions,
 };
 use glinthawk_model::{Model, Source};
 use serde::Serialize;
@@ -47,7 +48,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let interrupted = interrupt::flag()?;
     // Before the weights are loaded: results that match no line are told at once.
     let options = JobOptions { output: output.clone(), earlier: earlier(args) };
-    let prepared = PreparedJob::new(input, &options, Arc::clone(&opened.served))?;
+    let known = known_model(&opened, &engine_args, &cluster_args)?;
+    let prepared = PreparedJob::new(input, &options, known)?;
     // A job of hours must not end with statistics that cannot be written.
     let stats_file = Report::open(args.stats.as_deref())?;
     let trace_file = Report::open(args.cluster.trace.as_deref())?;
@@ -61,9 +63,10 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     });
     let crowd = expected.as_ref().map_or(Crowd::UNKNOWN, Expected::crowd);
     let mut cluster = setup::start(&engine_args, &cluster_args, &opened, crowd, &interrupted)?;
+    let served = opened.identified(cluster.isa, engine_args.context_type);
     let engine = &mut cluster.engine;
     // Last, because it may empty the output: nothing is lost to a bad option.
-    let mut job = prepared.start(Arc::clone(&opened.served))?;
+    let mut job = prepared.start(served)?;
     if let Some(outlook) = &outlook {
         outlook.announce();
     }
@@ -121,6 +124,19 @@ fn exit_code(summary: &JobSummary, output: &Output, interrupted: bool) -> ExitCo
             ExitCode::FAILURE
         }
     }
+}
+
+/// The model with its identity, if that is known before the cluster is there: workers from elsewhere
+/// may have a weaker instruction set than this machine, and then all use that one.
+fn known_model(
+    opened: &Opened,
+    engine: &EngineArgs,
+    cluster: &ClusterArgs,
+) -> anyhow::Result<Option<Arc<ServedModel>>> {
+    if cluster.listen.is_some() {
+        return Ok(None);
+    }
+    Ok(Some(opened.identified(setup::isa(engine.isa)?, engine.context_type)))
 }
 
 /// What `--stats` holds: the run, and what was expected of it.

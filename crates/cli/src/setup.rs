@@ -13,44 +13,59 @@ use glinthawk_compute::{ContextType, CpuContext, Isa};
 use glinthawk_flight::PAGE_POSITIONS;
 use glinthawk_jobs::ServedModel;
 use glinthawk_model::catalogue::ResolvedModel;
-use glinthawk_model::{ChatTemplate, Model, Tokenizer};
+use glinthawk_model::{ChatTemplate, Identity, Model, Tokenizer};
 use glinthawk_plan::Shape;
 use std::env::VarError;
-use std::fmt::Write;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// A model, opened, with what its text needs.
 pub struct Opened {
     /// The weights.
     pub model: Model,
-    /// Tokenizer, template and limits.
+    /// Tokenizer, template and limits. Its identity is still empty: a job needs `identified`.
     pub served: Arc<ServedModel>,
+    weights_identity: OnceLock<Identity>,
+}
+
+impl Opened {
+    /// The identity of the weights; hashes them where that was not done before.
+    fn weights_identity(&self) -> Identity {
+        *self.weights_identity.get_or_init(|| {
+            let mut bar = LoadBar::checking();
+            let identity =
+                Identity::of_weights(&self.model, &mut |done, total| bar.show(done, total));
+            bar.clear();
+            identity
+        })
+    }
+
+    /// The served model with the identity of everything that decides its results here.
+    pub fn identified(&self, isa: Isa, context_type: ContextType) -> Arc<ServedModel> {
+        let mut served = ServedModel::clone(&self.served);
+        let (tokenizer, template) = (&served.tokenizer, served.template.as_ref());
+        let model = Identity::of_model(self.weights_identity(), tokenizer, template);
+        served.identity =
+            format!("{model}, {context_type} contexts, {isa}, ends {:?}", served.eos_tokens);
+        Arc::new(served)
+    }
 }
 
 /// Finds and opens the model the options name.
 pub fn open(args: &EngineArgs) -> anyhow::Result<Opened> {
     let resolved = models::resolve(&args.model)?;
     let model = resolved.open()?;
-    let mut identity = model.fingerprint().iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("writing to a string");
-        text
-    });
-    // Of bf16, which contexts were before there was a choice, nothing is said: its results stay good.
-    if args.context_type != ContextType::Bf16 {
-        write!(identity, ", {} contexts", args.context_type).expect("writing to a string");
-    }
-    let served = served(&args.model, args.max_context, &resolved, &model, identity)?;
-    Ok(Opened { model, served: Arc::new(served) })
+    let served = served(&args.model, args.max_context, &resolved, &model)?;
+    Ok(Opened { model, served: Arc::new(served), weights_identity: OnceLock::new() })
 }
 
 /// Opens what a model's text needs, and nothing that takes as long as its weights are large.
 pub fn open_text(name: &str, max_context: Option<u32>) -> anyhow::Result<ServedModel> {
     let resolved = models::resolve(name)?;
     let model = resolved.open()?;
-    served(name, max_context, &resolved, &model, String::new())
+    served(name, max_context, &resolved, &model)
 }
 
 fn served(
@@ -58,7 +73,6 @@ fn served(
     max_context: Option<u32>,
     resolved: &ResolvedModel,
     model: &Model,
-    identity: String,
 ) -> anyhow::Result<ServedModel> {
     let config = model.config();
     let (tokenizer, template) = match resolved {
@@ -79,7 +93,7 @@ fn served(
     eos_tokens.dedup();
     Ok(ServedModel {
         name: served_name(name),
-        identity,
+        identity: String::new(),
         tokenizer,
         template,
         vocab: config.vocab as u32,
@@ -128,6 +142,8 @@ fn load_local(
 pub struct Cluster {
     /// The engine.
     pub engine: Engine,
+    /// The instruction set of all its kernels.
+    pub isa: Isa,
     _processes: Option<Processes>,
 }
 
@@ -141,7 +157,7 @@ pub fn start(
 ) -> anyhow::Result<Cluster> {
     if cluster.is_one_process() {
         let engine = load_local(args, opened, crowd, cluster.merge, cluster.trace.is_some())?;
-        return Ok(Cluster { engine, _processes: None });
+        return Ok(Cluster { engine, isa: isa(args.isa)?, _processes: None });
     }
     let layout = cluster_layout(args, cluster, opened)?;
     let token = match cluster.listen {
@@ -167,6 +183,7 @@ pub fn start(
     let spec = ClusterSpec {
         layout: layout.clone(),
         model: &opened.model,
+        identity: opened.weights_identity(),
         model_name: args.model.clone(),
         isa: isa(args.isa)?,
         context_memory_bytes: memory_bytes,
@@ -190,7 +207,7 @@ pub fn start(
     let kernels = Kernels { isa: mustered.isa, threads: mustered.threads };
     let setting = setting(opened, &layout, kernels, mustered.context_memory_bytes);
     let engine = Engine::new(Box::new(mustered.fabric), &layout, mustered.lane_pages, setting);
-    Ok(Cluster { engine, _processes: processes })
+    Ok(Cluster { engine, isa: kernels.isa, _processes: processes })
 }
 
 /// The shape of the engine that the options describe.

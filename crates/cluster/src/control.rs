@@ -4,7 +4,7 @@ use crate::error::ClusterError;
 use crate::layout::Layout;
 use crate::report::NodeReport;
 use glinthawk_flight::{Buffer, Message};
-use glinthawk_model::{ModelConfig, Tensor};
+use glinthawk_model::{Identity, ModelConfig, Tensor};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -68,8 +68,8 @@ pub struct Role {
     pub lane_pages: Vec<u32>,
     /// The model's name, to look for on the worker's own disk.
     pub model: String,
-    /// What the model found there must have.
-    pub fingerprint: [u8; 32],
+    /// What the weights found there must be.
+    pub identity: Identity,
     /// The model's shape.
     pub config: ModelConfig,
     /// Instruction set of all kernels: results do not depend on who computes them.

@@ -7,7 +7,7 @@ use crate::net::{Config, Controller, Event, Peer, Token};
 use crate::remote::{RemoteFabric, name_of};
 use glinthawk_compute::Isa;
 use glinthawk_flight::{Buffer, Pool};
-use glinthawk_model::{Model, Tensor};
+use glinthawk_model::{Identity, Model, Tensor};
 use half::bf16;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -26,6 +26,8 @@ pub struct ClusterSpec<'a> {
     pub layout: Layout,
     /// The model.
     pub model: &'a Model,
+    /// Of its weights: what a worker's own disk is held to.
+    pub identity: Identity,
     /// The name by which workers look for it on their own disks.
     pub model_name: String,
     /// The best instruction set to use; the weakest of all nodes is used by all.
@@ -211,7 +213,7 @@ impl Muster {
             layout: spec.layout.clone(),
             lane_pages: lane_pages.to_vec(),
             model: spec.model_name.clone(),
-            fingerprint: spec.model.fingerprint(),
+            identity: spec.identity,
             config: spec.model.config().clone(),
             isa: isa.name().to_owned(),
             dial,

@@ -106,9 +106,8 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
 }
 
 fn run(station: &Arc<Station>) -> Result<(), ClusterError> {
-    let model = model_of(station)?;
     match station.role.lane {
-        None => node1::run(station, &model),
+        None => node1::run(station, &model_of(station)?),
         Some(lane) => node2::run(station, lane),
     }
 }

@@ -13,7 +13,7 @@ use crate::served::ServedModel;
 /// A job that has changed nothing so far. If it is dropped, nothing has happened.
 pub struct PreparedJob {
     input: OpenInput,
-    model: Arc<ServedModel>,
+    model: Option<Arc<ServedModel>>,
     output: PreparedOutput,
     earlier: Earlier,
     standing: Option<Standing>,
@@ -21,11 +21,12 @@ pub struct PreparedJob {
 
 impl PreparedJob {
     /// Opens the output and finds what is done already. Fails where the output holds results that
-    /// match no line of the input, and nobody said what to do with them.
+    /// match no line of the input, and nobody said what to do with them. Where `model` is not known
+    /// yet, `start` does that.
     pub fn new(
         input: OpenInput,
         options: &JobOptions,
-        model: Arc<ServedModel>,
+        model: Option<Arc<ServedModel>>,
     ) -> Result<Self, JobError> {
         if let (Some(from), Output::File(to)) = (&input.path, &options.output) {
             let input = FileUse { role: "the input", path: from.clone(), written: false };
@@ -34,8 +35,10 @@ impl PreparedJob {
         }
         let earlier = options.earlier;
         let output = PreparedOutput::open(&options.output, earlier == Earlier::Overwrite)?;
-        let mut prepared = Self { input, model, output, earlier, standing: None };
-        prepared.compare()?;
+        let mut prepared = Self { input, model: None, output, earlier, standing: None };
+        if let Some(model) = model {
+            prepared.compare(model)?;
+        }
         Ok(prepared)
     }
 
@@ -48,20 +51,23 @@ impl PreparedJob {
     /// cluster may have settled on another instruction set than was expected, and then results are
     /// compared again before anything changes.
     pub fn start(mut self, model: Arc<ServedModel>) -> Result<Job, JobError> {
-        if model.run_digest() != self.model.run_digest() {
-            self.model = model;
-            self.compare()?;
+        let known = self.model.as_ref().map(|known| known.run_digest());
+        if known != Some(model.run_digest()) {
+            self.compare(Arc::clone(&model))?;
         }
         let (writer, results) = self.output.start()?;
-        Job::start(self.input, self.model, writer, results, self.earlier)
+        Job::start(self.input, model, writer, results, self.earlier)
     }
 
-    fn compare(&mut self) -> Result<(), JobError> {
-        let PreparedOutput::File { journal, results, .. } = &self.output else { return Ok(()) };
-        if results.len() > 0 && self.input.bytes().is_some() {
-            let (input, model) = (&mut self.input, &self.model);
-            self.standing = Some(earlier::compare(input, model, journal, results, self.earlier)?);
+    fn compare(&mut self, model: Arc<ServedModel>) -> Result<(), JobError> {
+        if let PreparedOutput::File { journal, results, .. } = &self.output
+            && results.len() > 0
+            && self.input.bytes().is_some()
+        {
+            let (input, earlier) = (&mut self.input, self.earlier);
+            self.standing = Some(earlier::compare(input, &model, journal, results, earlier)?);
         }
+        self.model = Some(model);
         Ok(())
     }
 }

@@ -9,8 +9,8 @@ use crate::key::RunDigest;
 pub struct ServedModel {
     /// As results name it.
     pub name: String,
-    /// Whatever else decides the results' bytes (the weights' checksum, say): where it or the name
-    /// differs from those of an output file, that file's results are not reused.
+    /// Whatever else decides the results' bytes: files, context type, instruction set. Where it or
+    /// the name differs from those of an output file, that file's results are not reused.
     pub identity: String,
     /// Between text and tokens.
     pub tokenizer: Tokenizer,

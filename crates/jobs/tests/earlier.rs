@@ -17,7 +17,7 @@ fn line(id: &str, prompt: &str) -> String {
 
 fn prepare(case: &Case, earlier: Earlier, model: &ServedModel) -> Result<PreparedJob, JobError> {
     let options = JobOptions { output: Output::File(case.output()), earlier };
-    PreparedJob::new(case.open_input(), &options, Arc::new(model.clone()))
+    PreparedJob::new(case.open_input(), &options, Some(Arc::new(model.clone())))
 }
 
 /// After a first run on `before`, a second on `after` runs only what is new, and the output is as

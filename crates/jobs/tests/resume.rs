@@ -161,7 +161,7 @@ fn a_bad_place_for_input_or_output_is_told() {
         let options = JobOptions { output, earlier: Earlier::Overwrite };
         let input = Input::File(folder.join(input)).open();
         let model = Arc::new(case.model.clone());
-        let job = input.and_then(|input| PreparedJob::new(input, &options, model));
+        let job = input.and_then(|input| PreparedJob::new(input, &options, Some(model)));
         job.err().unwrap().to_string()
     };
     assert!(open("missing.jsonl", "out.jsonl").starts_with("cannot open input "));

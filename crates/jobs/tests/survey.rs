@@ -76,7 +76,7 @@ fn a_survey_takes_nothing_from_the_job() {
     input.survey(&case.model, 1).unwrap();
     let options = JobOptions { output: Output::File(case.output()), earlier: Earlier::Continue };
     let model = Arc::new(case.model.clone());
-    let prepared = PreparedJob::new(input, &options, Arc::clone(&model)).unwrap();
+    let prepared = PreparedJob::new(input, &options, Some(Arc::clone(&model))).unwrap();
     let mut job = prepared.start(model).unwrap();
     let prompts = common::prompts_of(&mut job).into_iter();
     assert_eq!(

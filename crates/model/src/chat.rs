@@ -97,6 +97,11 @@ impl ChatTemplate {
         }
     }
 
+    /// The template's own text.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
+    }
+
     /// The text of a conversation, ready for the assistant's next words. Control tokens in the
     /// messages are indistinguishable from the template's: to show, not to encode.
     pub fn render(

@@ -8,7 +8,6 @@ use crate::stored::{Layout, StoredTensors};
 use crate::weights::{LayerTensor, Tensor};
 use crate::{json, names};
 use half::bf16;
-use sha2::{Digest, Sha256};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -134,16 +133,12 @@ impl Model {
         &self.source
     }
 
-    /// A hash of the configuration, the tensor directory and samples of every tensor: the same for
-    /// the same files wherever they lie, and quick for any size of model.
-    pub fn fingerprint(&self) -> [u8; 32] {
-        let mut hash = Sha256::new();
-        hash.update(format!("{:?}", self.config));
+    /// The files its weights are in; none where they are made up or elsewhere.
+    pub(crate) fn weight_files(&self) -> &[WeightFile] {
         match &self.weights {
-            Weights::Stored(stored) => stored.sample(&mut hash),
-            Weights::Dummy | Weights::Elsewhere(_) => hash.update(&self.name),
+            Weights::Stored(stored) => stored.files(),
+            Weights::Dummy | Weights::Elsewhere(_) => &[],
         }
-        hash.finalize().into()
     }
 
     /// Rows of a matrix, decoded to bf16, into `out`: (rows, inputs). Touches only their bytes.

@@ -27,7 +27,5 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(crate) struct WeightFile {
     pub file: MappedFile,
-    /// Where the directory ends and the tensors' bytes may begin.
-    pub data_start: usize,
     pub entries: BTreeMap<String, Entry>,
 }

@@ -84,6 +84,8 @@ struct Shared {
     special: Vec<(String, SpecialToken)>,
     /// Spaces that encoding puts in front of a text and decoding takes away again.
     leading_spaces: usize,
+    /// Of the files it was made from, where these are not the weights' own.
+    files_sha256: Option<[u8; 32]>,
 }
 
 /// What turns plain text into ids; it never yields a control token.
@@ -160,6 +162,7 @@ impl Tokenizer {
             eos: Vec::new(),
             special: Vec::new(),
             leading_spaces: 0,
+            files_sha256: None,
         })
     }
 
@@ -227,6 +230,11 @@ impl Tokenizer {
     /// text's own, even where this tokenizer puts one in front of every text it encodes.
     pub fn continuation_decoder(&self, skip_special: bool) -> Decoder {
         Decoder::new(self.clone(), skip_special, 0)
+    }
+
+    /// A hash of the files it was made from; none where these are the weights' own or there are none.
+    pub(crate) fn files_sha256(&self) -> Option<[u8; 32]> {
+        self.shared.files_sha256
     }
 
     /// Number of ids, holes included; the model's embedding may have more rows.

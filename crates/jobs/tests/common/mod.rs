@@ -121,7 +121,7 @@ impl Case {
     pub fn open_to(&self, output: PathBuf, input: &Input) -> Result<Job, JobError> {
         let options = JobOptions { output: Output::File(output), earlier: self.earlier };
         let model = Arc::new(self.model.clone());
-        PreparedJob::new(input.open()?, &options, Arc::clone(&model))?.start(model)
+        PreparedJob::new(input.open()?, &options, Some(Arc::clone(&model)))?.start(model)
     }
 
     /// Runs to the end, with up to seven prompts in the engine, the latest finishing first.

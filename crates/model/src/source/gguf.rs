@@ -37,7 +37,7 @@ pub(crate) fn read(file: MappedFile) -> Result<(Metadata, WeightFile), ModelErro
     let alignment = alignment(&metadata).map_err(|wrong| wrong.at(path))?;
     let data_start = cursor.position().next_multiple_of(alignment);
     let entries = locate(path, file.len(), data_start, alignment, tensors)?;
-    Ok((metadata, WeightFile { file, data_start, entries }))
+    Ok((metadata, WeightFile { file, entries }))
 }
 
 struct Header {

@@ -2,7 +2,7 @@
 
 use crate::error::ModelError;
 use memmap2::Mmap;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub(crate) struct MappedFile {
     path: PathBuf,
+    file: File,
     map: Mmap,
 }
 
@@ -30,7 +31,12 @@ impl MappedFile {
         // truncates the file while it is mapped makes reads fault (SIGBUS), and one that rewrites
         // it changes weights under us: both are the user's to avoid, as with every mapped model.
         let map = unsafe { Mmap::map(&file) }.map_err(|source| ModelError::io(path, source))?;
-        Ok(Self { path: path.to_owned(), map })
+        Ok(Self { path: path.to_owned(), file, map })
+    }
+
+    /// What the file that is mapped looks like now, whatever is at its path.
+    pub(crate) fn metadata(&self) -> std::io::Result<Metadata> {
+        self.file.metadata()
     }
 
     /// The path it was opened by.

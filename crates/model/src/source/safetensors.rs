@@ -81,7 +81,7 @@ fn read(file: MappedFile) -> Result<WeightFile, ModelError> {
             .map_err(|reason| ModelError::tensor(path, &name, reason))?;
         entries.insert(name, entry);
     }
-    Ok(WeightFile { data_start, entries, file })
+    Ok(WeightFile { entries, file })
 }
 
 /// The tensors a header lists. Read without an intermediate tree, which for a header of nonsense

@@ -227,6 +227,7 @@ fn assemble(
         eos: source.ends(),
         special: source.special(),
         leading_spaces,
+        files_sha256: None,
     })
 }
 

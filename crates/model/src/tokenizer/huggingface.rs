@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
@@ -25,41 +26,49 @@ struct TokenizerConfig {
 
 pub(super) fn load(folder: &Path) -> Result<Tokenizer, TokenizerError> {
     let path = folder.join("tokenizer.json");
-    let bytes = read(&path)?;
+    let mut hash = Sha256::new();
+    let bytes = read(&path, &mut hash)?;
     let wrong = |reason: String| TokenizerError::Parse { path: path.clone(), reason };
     let mut engine =
         tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| wrong(error.to_string()))?;
     settle(&mut engine).map_err(wrong)?;
-    let config = load_config(folder)?;
-    build(engine, &config).map_err(wrong)
+    let config = load_config(folder, &mut hash)?;
+    let mut shared = build(engine, &config).map_err(wrong)?;
+    shared.files_sha256 = Some(hash.finalize().into());
+    Ok(Tokenizer::new(shared))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+/// Reads a file, and hashes what was read: the tokenizer depends on nothing else.
+fn read(path: &Path, hash: &mut Sha256) -> Result<Vec<u8>, TokenizerError> {
     let wrong = |source| TokenizerError::Read { path: path.to_owned(), source };
     let bytes = std::fs::metadata(path).map_err(wrong)?.len();
     if bytes > FILE_BYTES_MAX {
         let reason = format!("{bytes} bytes; a tokenizer has at most {FILE_BYTES_MAX}");
         return Err(TokenizerError::Parse { path: path.to_owned(), reason });
     }
-    std::fs::read(path).map_err(wrong)
+    let bytes = std::fs::read(path).map_err(wrong)?;
+    hash.update(path.file_name().unwrap_or_default().as_encoded_bytes());
+    hash.update((bytes.len() as u64).to_le_bytes());
+    hash.update(&bytes);
+    Ok(bytes)
 }
 
-fn load_config(folder: &Path) -> Result<TokenizerConfig, TokenizerError> {
-    let mut config: TokenizerConfig = load_json(folder.join("tokenizer_config.json"))?;
+fn load_config(folder: &Path, hash: &mut Sha256) -> Result<TokenizerConfig, TokenizerError> {
+    let mut config: TokenizerConfig = load_json(folder.join("tokenizer_config.json"), hash)?;
     // Older models name their special tokens in a file of their own; newer ones have it for older
     // programs, and nobody reads it.
     if !config.fields.contains_key("added_tokens_decoder") {
-        let named: TokenizerConfig = load_json(folder.join("special_tokens_map.json"))?;
+        let named: TokenizerConfig = load_json(folder.join("special_tokens_map.json"), hash)?;
         config.fields.extend(named.fields);
     }
     Ok(config)
 }
 
-fn load_json(path: PathBuf) -> Result<TokenizerConfig, TokenizerError> {
+fn load_json(path: PathBuf, hash: &mut Sha256) -> Result<TokenizerConfig, TokenizerError> {
     if !path.exists() {
         return Ok(TokenizerConfig::default());
     }
-    serde_json::from_slice(&read(&path)?)
+    serde_json::from_slice(&read(&path, hash)?)
         .map_err(|error| TokenizerError::Parse { path, reason: error.to_string() })
 }
 
@@ -84,7 +93,7 @@ fn settle(engine: &mut tokenizers::Tokenizer) -> Result<(), String> {
     Ok(())
 }
 
-fn build(engine: tokenizers::Tokenizer, config: &TokenizerConfig) -> Result<Tokenizer, String> {
+fn build(engine: tokenizers::Tokenizer, config: &TokenizerConfig) -> Result<Shared, String> {
     let style = DecoderStyle::of(engine.get_decoder())?;
     let added = engine.get_added_tokens_decoder();
     let mut vocabulary = Vocabulary::with_size(vocab_size(&engine)?);
@@ -104,7 +113,7 @@ fn build(engine: tokenizers::Tokenizer, config: &TokenizerConfig) -> Result<Toke
         Some(false) => Vec::new(),
         _ => template,
     };
-    Ok(Tokenizer::new(Shared {
+    Ok(Shared {
         vocabulary,
         control,
         bos: bos.or(prefix.first().copied()),
@@ -116,7 +125,8 @@ fn build(engine: tokenizers::Tokenizer, config: &TokenizerConfig) -> Result<Toke
             rest: without_first_space(&engine).map(Box::new),
             first: Box::new(engine),
         },
-    }))
+        files_sha256: None,
+    })
 }
 
 fn vocab_size(engine: &tokenizers::Tokenizer) -> Result<usize, String> {

@@ -72,7 +72,7 @@ fn open_and_read(path: &Path) {
             return;
         }
     };
-    model.fingerprint();
+    identity(&model);
     for tensor in Tensor::all(model.config()) {
         let (outputs, inputs) = tensor.shape(model.config());
         if tensor.is_vector() {
