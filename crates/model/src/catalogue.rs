@@ -1,6 +1,7 @@
 //! Names of models, and how each becomes files on this machine.
 
 mod cache;
+mod download;
 mod error;
 mod hub;
 #[cfg(test)]
@@ -149,9 +150,10 @@ pub fn resolve_here(name: &str) -> Option<ResolvedModel> {
     let listed = list().into_iter().find(|entry| entry.name == name);
     let path = match listed {
         Some(entry) => entry.cached?,
-        None => PathBuf::from(name),
+        None if Path::new(name).exists() => PathBuf::from(name),
+        None => hub::cached(name, &cache_folder().ok()?)?,
     };
-    path.exists().then_some(ResolvedModel::Path(path))
+    Some(ResolvedModel::Path(path))
 }
 
 fn pull(

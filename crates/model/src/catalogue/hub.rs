@@ -1,40 +1,60 @@
-//! Models of the Hugging Face hub: `org/name` to a folder of the cache.
+//! Models of the Hugging Face hub: `org/name` to a folder of the cache. What the hub says is data:
+//! the names of its files become file names only where they are on our list or pass `is_shard`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
-use std::fs::File;
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use hf_hub::api::Progress;
-use hf_hub::api::sync::{ApiBuilder, ApiRepo};
-use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 
+use super::download::{Expected, Site};
 use super::{CatalogueError, PullProgress, cache};
 
 /// Fetched where the model has them, in this order; the weights come last.
-const SMALL_FILES: [&str; 6] = [
+const SMALL_FILES: [&str; 7] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
     INDEX,
 ];
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
+/// Holds the revision that a folder's files are of.
+const REVISION: &str = ".revision";
+
+/// Several times the largest of the small files there is.
+const SMALL_BYTES_MAX: u64 = 1 << 28;
+const LISTING_BYTES_MAX: u64 = 1 << 24;
+/// With what we put around a name it still fits any file system.
+const NAME_BYTES_MAX: usize = 200;
 
 /// Whether `name` has the form `org/name`.
 pub(super) fn is_name(name: &str) -> bool {
-    let part = |part: &str| {
-        !part.is_empty()
-            && !part.starts_with('.')
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    name.split_once('/').is_some_and(|(org, name)| part(org) && part(name))
+    name.split_once('/').is_some_and(|(org, name)| is_plain(org) && is_plain(name))
         && !name.ends_with(".gguf")
+}
+
+/// Whether a name can be nothing but a name of one file or folder, and no hidden one.
+fn is_plain(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len())
+        && !name.starts_with('.')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+}
+
+/// Whether a file of this name may be written as one of a model's shards.
+fn is_shard(name: &str) -> bool {
+    is_plain(name) && name.ends_with(".safetensors")
+}
+
+/// The folder of a model that has been fetched.
+pub(super) fn cached(name: &str, cache_folder: &Path) -> Option<PathBuf> {
+    let folder = is_name(name).then(|| cache_folder.join("hub").join(name))?;
+    // It gets its name once it is complete.
+    folder.is_dir().then_some(folder)
 }
 
 /// The folder of a model, fetched where it is not in the cache.
@@ -43,197 +63,185 @@ pub(super) fn pull(
     cache_folder: &Path,
     progress: &mut dyn FnMut(PullProgress<'_>),
 ) -> Result<PathBuf, CatalogueError> {
+    if let Some(folder) = cached(name, cache_folder) {
+        return Ok(folder);
+    }
+    let folder = cache_folder.join("hub").join(name);
+    // No model's name begins with a dot, so these are nobody's folder.
+    let hidden = |ending: &str| {
+        let last = folder.file_name().unwrap_or_default().to_string_lossy();
+        folder.with_file_name(format!(".{last}{ending}"))
+    };
+    let _lock = cache::lock(&hidden(""))?;
+    // Another process may have fetched it while this one waited.
+    if let Some(folder) = cached(name, cache_folder) {
+        return Ok(folder);
+    }
     let wrong = |reason: String| CatalogueError::Hub { name: name.to_owned(), reason };
-    let store = Cache::new(cache_folder.join("hub"));
-    let main = store.model(name.to_owned());
-    if let Some(folder) = folder_of(&main) {
-        return Ok(folder);
-    }
-    let _lock = cache::lock(&store.path().join(Repo::model(name.to_owned()).folder_name()))?;
-    // Whoever held the lock before may have fetched it.
-    if let Some(folder) = folder_of(&main) {
-        return Ok(folder);
-    }
-    let mut builder =
-        ApiBuilder::from_cache(store.clone()).with_progress(false).with_token(token());
-    if let Ok(endpoint) = env::var("HF_ENDPOINT") {
-        builder = builder.with_endpoint(endpoint);
-    }
-    let api = builder.build().map_err(|error| wrong(error.to_string()))?;
-    let info = api.model(name.to_owned()).info().map_err(|error| wrong(error.to_string()))?;
-    // One revision for all files, even if the model changes meanwhile.
-    let repo = Repo::with_revision(name.to_owned(), RepoType::Model, info.sha.clone());
-    let pinned = Pinned { api: api.repo(repo.clone()), cache: store.repo(repo) };
-    let offered: BTreeSet<&str> =
-        info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
-    pinned.fetch_all(&offered, progress).map_err(wrong)?;
-    // `main` is set last, so that a model found in the cache is complete.
-    main.create_ref(&info.sha).map_err(|error| wrong(error.to_string()))?;
-    folder_of(&main).ok_or_else(|| wrong("the fetched files are not in the cache".to_owned()))
-}
-
-fn folder_of(repo: &CacheRepo) -> Option<PathBuf> {
-    repo.get("config.json")?.parent().map(Path::to_owned)
+    let endpoint = env::var("HF_ENDPOINT").ok().filter(|endpoint| !endpoint.is_empty());
+    let endpoint = endpoint.as_deref().unwrap_or("https://huggingface.co");
+    let site = Site::new(endpoint, token()).map_err(wrong)?;
+    let partial = hidden(".partial");
+    let mut revision = Revision::find(&site, name, &partial, progress).map_err(wrong)?;
+    revision.fetch_all().map_err(wrong)?;
+    fs::rename(&partial, &folder).map_err(cache::trouble(&folder))?;
+    Ok(folder)
 }
 
 /// `HF_TOKEN`, else the one that Hugging Face's own tools keep.
 fn token() -> Option<String> {
-    let given = env::var("HF_TOKEN").ok().filter(|token| !token.is_empty());
-    let home = |name| env::var_os(name).filter(|value| !value.is_empty());
-    given.or_else(|| {
-        let folder = match home("HF_HOME") {
+    let value = |name| env::var_os(name).filter(|value| !value.is_empty());
+    let kept = || {
+        let folder = match value("HF_HOME") {
             Some(folder) => PathBuf::from(folder),
-            None => PathBuf::from(home("HOME")?).join(".cache/huggingface"),
+            None => PathBuf::from(value("HOME")?).join(".cache/huggingface"),
         };
-        Cache::new(folder.join("hub")).token()
-    })
+        fs::read_to_string(folder.join("token")).ok()
+    };
+    let token = env::var("HF_TOKEN").ok().filter(|token| !token.is_empty()).or_else(kept)?;
+    Some(token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
-/// One revision of a model, there and here.
-struct Pinned {
-    api: ApiRepo,
-    cache: CacheRepo,
+/// What the hub says a model is.
+#[derive(Deserialize)]
+struct Listing {
+    sha: String,
+    siblings: Vec<Listed>,
 }
 
-impl Pinned {
-    fn fetch_all(
-        &self,
-        offered: &BTreeSet<&str>,
-        progress: &mut dyn FnMut(PullProgress<'_>),
-    ) -> Result<(), String> {
+#[derive(Deserialize)]
+struct Listed {
+    rfilename: String,
+    size: Option<u64>,
+    lfs: Option<LargeFile>,
+}
+
+#[derive(Deserialize)]
+struct LargeFile {
+    sha256: Option<String>,
+}
+
+/// One revision of a model, there and here: all files come from it, even if the model changes
+/// meanwhile.
+struct Revision<'a> {
+    site: &'a Site,
+    /// `{name}/resolve/{revision}`, to which a file's name is added.
+    address: String,
+    folder: &'a Path,
+    offered: BTreeMap<String, Expected>,
+    progress: &'a mut dyn FnMut(PullProgress<'_>),
+}
+
+impl<'a> Revision<'a> {
+    /// Asks the hub for the newest revision, and makes `folder` ready for its files. Those that an
+    /// earlier pull of the same revision left there are kept.
+    fn find(
+        site: &'a Site,
+        name: &str,
+        folder: &'a Path,
+        progress: &'a mut dyn FnMut(PullProgress<'_>),
+    ) -> Result<Self, String> {
+        let address = format!("api/models/{name}/revision/main?blobs=true");
+        let listing = site.read(&address, LISTING_BYTES_MAX)?;
+        let listing: Listing = serde_json::from_slice(&listing)
+            .map_err(|error| format!("the hub's list of files cannot be read: {error}"))?;
+        let sha = listing.sha;
+        if !(7..=64).contains(&sha.len()) || !sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(format!("the hub calls the revision {}", quoted(&sha)));
+        }
+        make_ready(folder, &sha).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let expected = |listed: &Listed| Expected {
+            bytes: listed.size,
+            sha256: listed.lfs.as_ref().and_then(|large| large.sha256.clone()),
+            bytes_max: SMALL_BYTES_MAX,
+        };
+        let offered = listing.siblings.iter();
+        let offered = offered.map(|listed| (listed.rfilename.clone(), expected(listed))).collect();
+        Ok(Self { site, address: format!("{name}/resolve/{sha}"), folder, offered, progress })
+    }
+
+    fn fetch_all(&mut self) -> Result<(), String> {
         for file in ["config.json", "tokenizer.json"] {
-            if !offered.contains(file) {
+            if !self.offered.contains_key(file) {
                 return Err(format!("has no {file}"));
             }
         }
-        for file in SMALL_FILES.into_iter().filter(|file| offered.contains(file)) {
-            self.fetch(file, progress)?;
+        for file in SMALL_FILES {
+            if self.offered.contains_key(file) {
+                self.fetch(file, SMALL_BYTES_MAX)?;
+            }
         }
-        if !offered.contains(INDEX) {
-            if !offered.contains(SINGLE) {
+        if !self.offered.contains_key(INDEX) {
+            if !self.offered.contains_key(SINGLE) {
                 return Err(format!("has neither {SINGLE} nor {INDEX}"));
             }
-            return self.fetch(SINGLE, progress).map(|_| ());
+            return self.fetch(SINGLE, u64::MAX);
         }
-        let index = self.fetch(INDEX, progress)?;
-        for shard in shards(&index)? {
-            if !offered.contains(shard.as_str()) {
-                return Err(format!("{INDEX} names {shard}, which the model does not have"));
-            }
-            self.fetch(&shard, progress)?;
+        for shard in shards(&self.folder.join(INDEX))? {
+            self.fetch(&shard, u64::MAX)?;
         }
         Ok(())
     }
 
-    fn fetch(
-        &self,
-        file: &str,
-        progress: &mut dyn FnMut(PullProgress<'_>),
-    ) -> Result<PathBuf, String> {
-        if let Some(path) = self.cache.get(file) {
-            return Ok(path);
-        }
-        let counter = Counter { file, bytes_done: 0, bytes_total: 0, progress };
-        let path = self
-            .api
-            .download_with_progress(file, counter)
-            .map_err(|error| format!("{file}: {error}"))?;
-        verify(&path).map_err(|reason| format!("{file}: {reason}"))?;
-        Ok(path)
+    /// Fetches one file, under a name that was checked.
+    fn fetch(&mut self, file: &str, bytes_max: u64) -> Result<(), String> {
+        let Some(expected) = self.offered.get(file) else {
+            return Err(format!("{INDEX} names {file}, which the model does not have"));
+        };
+        let expected = Expected { bytes_max, ..expected.clone() };
+        let address = format!("{}/{file}", self.address);
+        let target = self.folder.join(file);
+        let mut show = |bytes_done, bytes_total| {
+            (self.progress)(PullProgress { file, bytes_done, bytes_total });
+        };
+        self.site
+            .download(&address, &target, &expected, &mut show)
+            .map_err(|reason| format!("{file}: {reason}"))
     }
 }
 
-/// Compares a large file with its checksum, which is the name that the cache keeps it under (small
-/// files have another kind of name); removes it if it is not what it should be.
-fn verify(link: &Path) -> Result<(), String> {
-    let kept = link.canonicalize().map_err(|error| error.to_string())?;
-    let name = kept.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    if name.len() != 64 || !name.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+/// Empties the folder unless it holds files of this revision.
+fn make_ready(folder: &Path, revision: &str) -> std::io::Result<()> {
+    let note = folder.join(REVISION);
+    let is_folder = fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir());
+    if is_folder && fs::read_to_string(&note).is_ok_and(|noted| noted == revision) {
         return Ok(());
     }
-    let mut hash = Sha256::new();
-    File::open(&kept)
-        .and_then(|mut file| std::io::copy(&mut file, &mut HashWriter(&mut hash)))
-        .map_err(|error| error.to_string())?;
-    let digest = cache::hexadecimal(&hash.finalize());
-    if digest == name {
-        return Ok(());
+    if is_folder {
+        fs::remove_dir_all(folder)?;
+    } else if fs::symlink_metadata(folder).is_ok() {
+        fs::remove_file(folder)?;
     }
-    for wrong in BTreeSet::from([link, &kept]) {
-        std::fs::remove_file(wrong).map_err(|error| error.to_string())?;
-    }
-    Err(format!("has sha256 {digest}, not {name}; try again"))
-}
-
-/// Hashes what is written to it.
-struct HashWriter<'a>(&'a mut Sha256);
-
-impl Write for HashWriter<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+    fs::create_dir(folder)?;
+    fs::write(note, revision)
 }
 
 /// The files that a sharded model's index names.
 fn shards(index: &Path) -> Result<BTreeSet<String>, String> {
     #[derive(Deserialize)]
     struct Index {
-        weight_map: std::collections::BTreeMap<String, String>,
+        weight_map: BTreeMap<String, String>,
     }
-    let bytes = std::fs::read(index).map_err(|error| format!("{}: {error}", index.display()))?;
+    let bytes = fs::read(index).map_err(|error| format!("{}: {error}", index.display()))?;
     let index: Index =
-        serde_json::from_slice(&bytes).map_err(|error| format!("{}: {error}", index.display()))?;
-    Ok(index.weight_map.into_values().collect())
+        serde_json::from_slice(&bytes).map_err(|error| format!("{INDEX}: {error}"))?;
+    let shards: BTreeSet<String> = index.weight_map.into_values().collect();
+    match shards.iter().find(|shard| !is_shard(shard)) {
+        Some(name) => Err(format!("{INDEX} names {}, which is no name of a shard", quoted(name))),
+        None => Ok(shards),
+    }
 }
 
-/// Reports one file's bytes as they come.
-struct Counter<'a> {
-    file: &'a str,
-    bytes_done: u64,
-    bytes_total: u64,
-    progress: &'a mut dyn FnMut(PullProgress<'_>),
-}
-
-impl Progress for Counter<'_> {
-    fn init(&mut self, size: usize, _filename: &str) {
-        self.bytes_total = size as u64;
-        self.bytes_done = 0;
-    }
-
-    fn update(&mut self, size: usize) {
-        self.bytes_done += size as u64;
-        (self.progress)(PullProgress {
-            file: self.file,
-            bytes_done: self.bytes_done,
-            bytes_total: self.bytes_total,
-        });
-    }
-
-    fn finish(&mut self) {}
+/// A name from outside, as a message may show it.
+fn quoted(name: &str) -> String {
+    let start: String = name.chars().take(60).collect();
+    let more = if start.len() < name.len() { "…" } else { "" };
+    format!("{start:?}{more}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn files_named_for_their_checksum_are_held_to_it() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let check = |name: &str, verified: bool| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, "the model").expect("a file");
-            assert_eq!(verify(&path).is_ok(), verified, "{name}");
-            assert_eq!(path.exists(), verified, "{name}");
-        };
-        check("36cc7e3d6f6200756c81e18470827e9dac1c602fcd87761cbb0b8f015611c098", true);
-        check(&"0".repeat(64), false);
-        check("0123456789abcdef0123456789abcdef01234567", true);
-    }
 
     #[test]
     fn names_of_the_hub() {
@@ -242,6 +250,30 @@ mod tests {
         }
         for name in ["a", "a/b/c", "/a", "a/", "./a", "../a", "a b/c", "models/x.gguf", "~/x", ""] {
             assert!(!is_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_shards() {
+        for name in ["model-00001-of-00002.safetensors", "a.safetensors", "x_1.safetensors"] {
+            assert!(is_shard(name), "{name}");
+        }
+        let long = format!("{}.safetensors", "x".repeat(300));
+        for name in [
+            "",
+            ".safetensors",
+            "..",
+            "../a.safetensors",
+            "/a.safetensors",
+            "a/b.safetensors",
+            "a\\b.safetensors",
+            "a\0.safetensors",
+            "é.safetensors",
+            "a%2f.safetensors",
+            "config.json",
+            &long,
+        ] {
+            assert!(!is_shard(name), "{name:?}");
         }
     }
 }
