@@ -7,11 +7,8 @@ use std::path::Path;
 /// A module's path inside its crate, such as `net::link`; the root is empty.
 type Module = Vec<String>;
 
-/// Circles that are still there. The list only ever gets shorter.
-const LEFT: [&str; 1] = ["plan: estimate, search, space"];
-
 #[test]
-fn no_circles_of_files_but_those_left() {
+fn no_circles_of_files() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut found = Vec::new();
     for name in names_in(&crates) {
@@ -20,7 +17,7 @@ fn no_circles_of_files_but_those_left() {
         assert!(!files.is_empty(), "{name} has no sources");
         found.extend(circles(&files).into_iter().map(|circle| format!("{name}: {circle}")));
     }
-    assert_eq!(found, LEFT);
+    assert!(found.is_empty(), "files that use each other: {found:#?}");
 }
 
 #[test]

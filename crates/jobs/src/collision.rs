@@ -6,21 +6,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::JobError;
+use crate::file_use::FileUse;
 use crate::journal::folder_of;
 
 /// The most links that are followed from a name to a file that does not exist yet.
 const LINKS_MAX: usize = 40;
-
-/// A file and its role in a command.
-#[derive(Clone, Debug)]
-pub struct FileUse {
-    /// Such as "the input".
-    pub role: &'static str,
-    /// Its path.
-    pub path: PathBuf,
-    /// Whether the command writes it.
-    pub written: bool,
-}
 
 /// What distinguishes one file from another.
 #[derive(PartialEq, Eq)]

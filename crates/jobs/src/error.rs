@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::collision::FileUse;
-use crate::earlier::UnmatchedResults;
+use crate::file_use::FileUse;
+use crate::unmatched::UnmatchedResults;
 
 /// Why a job cannot go on. What it has written stays valid, and the same command resumes it.
 #[derive(Debug, Error)]

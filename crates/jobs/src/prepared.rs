@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::collision::{FileUse, refuse_collisions};
+use crate::collision::refuse_collisions;
 use crate::earlier::{self, Earlier, Standing};
 use crate::error::JobError;
+use crate::file_use::FileUse;
 use crate::input::OpenInput;
 use crate::job::{Job, JobOptions};
 use crate::output::{Output, PreparedOutput};

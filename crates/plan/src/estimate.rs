@@ -4,35 +4,9 @@
 //! exceeds it, which is what makes pruning by it sound.
 
 use crate::bound::{Bottleneck, Demand, Line, Load, Local};
+use crate::candidate::Candidate;
 use crate::configuration::Rules;
-use crate::kernels::Kernels;
-use crate::space::{Candidate, Site, Space};
-
-/// Kernel times of a pool for every batch.
-#[derive(Debug)]
-pub(crate) struct Table {
-    pre: Vec<f64>,
-    post: Vec<f64>,
-    fused: Vec<f64>,
-    classify: Vec<f64>,
-    attention: Vec<f64>,
-    /// Batches between which the times are linear.
-    knots: Vec<usize>,
-}
-
-impl Table {
-    pub fn of(kernels: &Kernels, rows_max: usize, context: f64) -> Self {
-        let over = |time: &dyn Fn(usize) -> f64| (0..=rows_max).map(time).collect();
-        Self {
-            pre: over(&|rows| kernels.pre(rows)),
-            post: over(&|rows| kernels.post(rows)),
-            fused: over(&|rows| kernels.fused(rows)),
-            classify: over(&|rows| kernels.classify(rows)),
-            attention: over(&|rows| kernels.attention(rows, context)),
-            knots: kernels.knots(),
-        }
-    }
-}
+use crate::space::{Site, Space};
 
 impl Space {
     /// Rows per second that no simulation of the candidate exceeds, and what sets the limit.

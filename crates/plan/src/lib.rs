@@ -9,6 +9,7 @@ mod admission;
 pub mod bench;
 mod bound;
 pub mod calculus;
+mod candidate;
 pub mod catalogue;
 mod cluster;
 mod configuration;
@@ -30,12 +31,14 @@ mod search;
 pub mod shape;
 mod simulator;
 mod space;
+mod table;
 mod trace;
 mod workload;
 
 pub use admission::Admission;
 pub use bound::Bottleneck;
 pub use calculus::{Link, Traffic};
+pub use candidate::{Candidate, Evaluation};
 pub use catalogue::{Catalogue, Device};
 pub use cluster::{Cluster, Pool};
 pub use configuration::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
@@ -49,10 +52,10 @@ pub use proposal::{Neighbour, Proposal, job_seconds, propose};
 pub use random::Random;
 pub use report::{Report, TokenTime, TrafficRates, simulate, simulate_traced};
 pub use search::{
-    Effort, Evaluation, FRONT_STEP, Found, Objective, SITE_STEP, best_at, evaluate, fewest_flights,
-    front, runners_up, search,
+    Effort, FRONT_STEP, Found, Objective, SITE_STEP, best_at, evaluate, fewest_flights, front,
+    runners_up, search,
 };
 pub use shape::{Shape, even_slices};
-pub use space::{Candidate, Job, Settings, Site, Space, Wish};
+pub use space::{Job, Settings, Site, Space, Wish};
 pub use trace::Trace;
 pub use workload::{Held, Length, Workload};

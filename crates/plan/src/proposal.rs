@@ -2,15 +2,16 @@
 
 use std::fmt::Write;
 
+use crate::candidate::{Candidate, Evaluation};
 use crate::cost::{CostUnit, Prices};
 use crate::error::PlanError;
 use crate::plan::{ContextBudget, PLAN_VERSION, Plan, PlanForecast};
 use crate::report::{Report, simulate};
 use crate::search::{
-    Effort, Evaluation, FRONT_STEP, Objective, SITE_STEP, best_at, evaluate, fewest_flights, front,
-    runners_up, search,
+    Effort, FRONT_STEP, Objective, SITE_STEP, best_at, evaluate, fewest_flights, front, runners_up,
+    search,
 };
-use crate::space::{Candidate, Site, Space, Wish};
+use crate::space::{Site, Space, Wish};
 use crate::workload::Workload;
 
 /// Runners-up that are shown.

@@ -8,12 +8,12 @@ use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
 
-use crate::bound::Bottleneck;
+use crate::candidate::{Candidate, Evaluation};
 use crate::cost::{CostUnit, Prices};
 use crate::error::PlanError;
 use crate::program::Program;
 use crate::simulator;
-use crate::space::{Candidate, Site, Space};
+use crate::space::{Site, Space};
 
 /// Candidates simulated at a time; what prunes is updated between rounds.
 const ROUND: usize = 8;
@@ -53,28 +53,6 @@ impl Objective {
             }
             Self::Deadline { .. } => (f64::NEG_INFINITY, tokens_per_second),
         }
-    }
-}
-
-/// A simulated candidate.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Evaluation {
-    /// The candidate.
-    pub candidate: Candidate,
-    /// Simulated tokens per second.
-    pub tokens_per_second: f64,
-    /// The limit no run exceeds.
-    pub bound: f64,
-    /// What sets the limit.
-    pub bottleneck: Bottleneck,
-    /// Cost of its nodes.
-    pub cost: f64,
-}
-
-impl Evaluation {
-    /// Cost for a token per second.
-    pub fn cost_per_rate(&self) -> f64 {
-        self.cost / self.tokens_per_second
     }
 }
 

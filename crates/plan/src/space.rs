@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex};
 
 use crate::admission::Admission;
 use crate::calculus::Traffic;
+use crate::candidate::{Candidate, Evaluation};
 use crate::cluster::{Cluster, Pool};
 use crate::configuration::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
 use crate::error::PlanError;
-use crate::estimate::Table;
 use crate::kernels::Kernels;
-use crate::search::Evaluation;
 use crate::shape::{GIB, Shape, even_slices};
+use crate::table::Table;
 use crate::workload::Workload;
 
 /// What is to be run.
@@ -73,30 +73,6 @@ impl Default for Settings {
             traffic: Traffic::ResidualHome,
             local_shares: vec![0.0, 1.0],
         }
-    }
-}
-
-/// One point of the space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Candidate {
-    /// Tier-1 nodes (K).
-    pub tier1: usize,
-    /// Tier-2 nodes per Tier-1 node (K'); 0 is single-tier.
-    pub tier2: usize,
-    /// Which kind of Tier-2 node.
-    pub pool: usize,
-    /// Rows per Tier-2 node and flight (B); rows per flight in a single tier.
-    pub batch: usize,
-    /// Rows per flight that attend on Tier 1.
-    pub local_rows: usize,
-    /// Flights in the air.
-    pub flights: usize,
-}
-
-impl Candidate {
-    /// Rows of a Tier-1 batch.
-    pub fn rows(&self) -> usize {
-        self.tier2 * self.batch + self.local_rows
     }
 }
 

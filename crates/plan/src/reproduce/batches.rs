@@ -1,6 +1,6 @@
 //! The batches that the paper's search picked, beside those that ours picks on the same nodes and contexts.
 
-use crate::search::Evaluation;
+use crate::candidate::Evaluation;
 
 use super::calibration::{LONGEST, Testbed};
 use super::comparison::{Comparison, Section, Standing, Table, Test};

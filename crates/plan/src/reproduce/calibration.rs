@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use crate::calculus::{Link, Traffic};
+use crate::candidate::Evaluation;
 use crate::catalogue::{Catalogue, Device, Efficiency};
 use crate::cluster::{Cluster, Pool};
 use crate::configuration::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
 use crate::error::PlanError;
 use crate::kernels::Kernels;
 use crate::report::simulate;
-use crate::search::{Evaluation, Objective, best_at, search};
+use crate::search::{Objective, best_at, search};
 use crate::shape::{GIB, Shape};
 use crate::space::{Job, Settings, Space};
 
