@@ -19,21 +19,21 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Weights that are loaded at most: more than a last-level cache hides.
+/// The most weights to load: more than fits in a last-level cache.
 const WEIGHT_BYTES: usize = 1 << 30;
-/// Contexts that each of several measurements at once attends to at least.
+/// The least memory of contexts for each of several simultaneous measurements.
 const CONTEXT_BYTES_MIN: usize = 64 << 20;
 /// Kernels shorter than this are timed several at a time.
 const SAMPLE: Duration = Duration::from_millis(2);
-/// How many at a time at most, and where something else is done in between.
+/// The most repetitions in one sample, alone and when other work is done in between.
 const TIMES_MAX: usize = 200;
 const INTERLEAVED_TIMES_MAX: usize = 4;
 
-/// Prompts whose contexts are attended to between two kernels with weights: with the shortest contexts more than a
-/// second-level cache holds, of most models.
+/// Prompts whose contexts are attended to between two kernels with weights. For most models, even the shortest
+/// contexts exceed a second-level cache.
 const BETWEEN_PROMPTS: usize = 192;
 
-/// Batches on either side of one that say how much the machine was slowed.
+/// How many neighbouring batches on either side show how much the machine was slowed.
 const NEIGHBOURS: usize = 3;
 
 /// How thorough a profile is.
@@ -52,7 +52,7 @@ struct Effort {
     weights: Duration,
     /// Time for all batches of attention at one context length.
     attention: Duration,
-    /// Samples of each batch at least, whatever the time.
+    /// The fewest samples of each batch, even if time runs out.
     samples_min: usize,
     /// Round trips over the loopback.
     round_trips: usize,
@@ -135,7 +135,7 @@ pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Takes a brief profile for an engine with so many threads in each lane, and keeps it.
+/// Takes a brief profile for an engine with this many threads per lane, and keeps it.
 pub fn keep_brief(model: &Model, engine: &EngineArgs, threads: usize) -> anyhow::Result<()> {
     let isa = setup::isa(engine.isa)?;
     let engine = EngineArgs::of(&engine.model, Some(threads as u32), engine.isa);
@@ -143,7 +143,7 @@ pub fn keep_brief(model: &Model, engine: &EngineArgs, threads: usize) -> anyhow:
     Ok(profile.write(&cached(model.config(), &profile.provenance)?)?)
 }
 
-/// Where a profile is kept that `run` may use for its forecasts.
+/// Where the profile that `run` uses for its forecasts is kept.
 pub fn cached(config: &ModelConfig, provenance: &Provenance) -> anyhow::Result<PathBuf> {
     let folder = cache_folder()?.join("profiles");
     std::fs::create_dir_all(&folder).with_context(|| {
@@ -197,14 +197,14 @@ fn measure(
     let cores = allowed_cores();
     let beside = (cores.len() / count).max(1);
     let stages = stages(model, isa, cores.len(), effort.batch_max())?;
-    // On threads of their own, for they are pinned, and what comes after them shall not be.
+    // On threads of their own, because they are pinned and later work must not be.
     let kernels = std::thread::scope(|scope| {
         let instance = |instance: usize| {
             let cores = cores.get(instance * count..(instance + 1) * count);
             let stages = &stages;
             scope.spawn(move || {
                 if let Some(cores) = cores {
-                    // A refusal costs exactness only.
+                    // If this fails, only precision suffers.
                     _ = keep_to_cores(cores);
                 }
                 let threads = Arc::new(Threads::new(count)?);
@@ -251,7 +251,7 @@ struct KernelCurves {
 }
 
 impl KernelCurves {
-    /// What kernels that ran side by side took on average.
+    /// The average time of kernels that ran side by side.
     fn mean(instances: &[Self]) -> Self {
         let attention = |of: fn(&Self) -> &Vec<AttentionCurve>| {
             let curve = |(index, first): (usize, &AttentionCurve)| AttentionCurve {
@@ -396,9 +396,8 @@ fn mean(times: usize, mut kernel: impl FnMut() -> f64) -> f64 {
     (0..times).map(|_| kernel()).sum::<f64>() / times as f64
 }
 
-/// Means and spreads of kernels over batches. All of them take turns, again and again, so that a slow moment of
-/// the machine is one sample of each and not all samples of one. `run` runs one of them so many times and gives the
-/// mean.
+/// Means and spreads of kernels over batches. The batches take turns, so that a slow moment of the machine spoils
+/// one sample of each instead of all samples of one. `run` runs a batch several times and returns the mean.
 fn sweep<const KERNELS: usize>(
     batches: &[usize],
     time: Duration,
@@ -413,7 +412,7 @@ fn sweep<const KERNELS: usize>(
     while !batches.is_empty() && (turns < samples_min || started.elapsed() < time) {
         for (&rows, samples) in batches.iter().zip(&mut all) {
             for (kernel, samples) in samples.iter_mut().enumerate() {
-                // Once for the caches, and to see how many fill a sample.
+                // Run once to warm the caches and to see how many repetitions fill a sample.
                 let first = run(rows, kernel, 1).max(1e-9);
                 let times = ((SAMPLE.as_secs_f64() / first).ceil() as usize).clamp(1, times_max);
                 samples.push(if times == 1 { first } else { run(rows, kernel, times) });
@@ -427,9 +426,8 @@ fn sweep<const KERNELS: usize>(
     })
 }
 
-/// A job takes the mean of what its kernels take, but the mean of a few samples says little where others share the
-/// machine and slow it for moments. So a batch has its best sample, times what samples of the batches around it took
-/// over their best ones on average.
+/// A job takes the mean time of its kernels, but the mean of a few samples is unreliable on a shared machine. So a
+/// batch gets its best sample, times the average ratio of sample to best sample among neighbouring batches.
 fn points(batches: &[usize], mut samples: Vec<Vec<f64>>) -> Curve {
     samples.iter_mut().for_each(|samples| samples.sort_by(f64::total_cmp));
     let over_best =
@@ -528,7 +526,7 @@ fn milliseconds(seconds: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// Says so where times differ by more than they are: forecasts from such a profile are not worth much.
+/// Warns if times vary by more than their mean: forecasts from such a profile are unreliable.
 fn warning(profile: &Profile) -> Option<String> {
     let attention = [&profile.attention, &profile.prefill].into_iter().flatten();
     let curves = weight_curves(profile).into_iter().chain(attention.map(|curve| &curve.points));
@@ -553,12 +551,14 @@ mod tests {
     #[test]
     fn a_slow_moment_is_shared_among_its_neighbours() {
         let batches: Vec<usize> = (1..=7).collect();
-        // Twice as long for each batch as for the one before; one sample in seven was slowed threefold.
+        // Each batch takes twice as long as the one before, and one sample in seven is three times too
+        // slow.
         let mut samples: Vec<Vec<f64>> =
             batches.iter().map(|batch| vec![f64::from(1 << batch); 2]).collect();
         samples[3][1] *= 3.0;
         let curve = points(&batches, samples);
-        // In the middle all seven are neighbours: one of them took twice its best on average.
+        // The batch in the middle has all seven as neighbours, and one of them took twice its best
+        // on average.
         let expected = 16.0 * (6.0 + 2.0) / 7.0;
         assert!((curve[3].seconds - expected).abs() < 1e-9, "{}", curve[3].seconds);
         assert!((curve[0].seconds - 2.0 * (3.0 + 2.0) / 4.0).abs() < 1e-9, "{}", curve[0].seconds);

@@ -16,11 +16,11 @@ const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
 /// Between two updates of a bar.
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Steps of a job's bar, which is about tokens that are not all known.
+/// Steps of a job's bar. It counts tokens, and not all of them are known.
 const BAR_STEPS: u64 = 1000;
 
-/// Says something on standard error. Nobody may be listening there (a pipe that is gone, a full
-/// disk), which is no reason to stop.
+/// Prints a line on standard error. If that fails (a closed pipe, a full disk), it is no reason to
+/// stop.
 pub fn say(text: impl Display) {
     _ = writeln!(std::io::stderr(), "{text}");
 }
@@ -153,7 +153,7 @@ pub struct JobProgress {
     bar: ProgressBar,
     shown: Instant,
     pace: Pace,
-    /// Lines done when this run began: they say nothing about it.
+    /// Lines that were done when this run began.
     resumed: Option<u64>,
 }
 

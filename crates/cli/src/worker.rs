@@ -13,7 +13,7 @@ use std::panic::resume_unwind;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// After a job that failed, before the next: whatever was wrong may be so for a while.
+/// Pause between a failed job and the next: what was wrong may stay wrong for a while.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Works until the dispatcher says goodbye, or until it is stopped.
@@ -34,7 +34,7 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
             None => setup::free_memory()? / 2,
         },
         patient: args.stay,
-        // Of local processes, which have a place, `run` tells what there is to know.
+        // For local processes, which have a place, `run` says what there is to know.
         news: if args.place.is_some() { |_| () } else { tell },
     };
     if !args.stay {
@@ -46,7 +46,7 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
         match work_apart(&options) {
             Ok(()) => last_error.clear(),
             Err(error) => {
-                // That a dispatcher leaves is no failure of those who stay.
+                // A worker that stays does not fail when its dispatcher leaves.
                 let error = match error {
                     ClusterError::DispatcherLost(_) => error.to_string(),
                     _ => format!("error: {error}"),

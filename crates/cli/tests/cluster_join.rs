@@ -1,5 +1,5 @@
-//! Workers from elsewhere: they join in any order, with or without the model, and whoever else
-//! comes to the port is sent away without disturbing anybody.
+//! Workers from elsewhere join in any order, with or without the model. Strangers that connect to
+//! the port are sent away without disturbing anything.
 
 mod cluster_support;
 mod common;
@@ -78,7 +78,7 @@ fn workers_may_be_there_before_the_dispatcher() {
     finish(&case, dispatcher.running, workers, &expected);
 }
 
-/// The first words of what a worker said, which must be these.
+/// Checks the first words of each line that a worker said.
 #[track_caller]
 fn expect_said(stderr: &str, expected: &[&str]) {
     let begins = |(line, expected): (&str, &&str)| line.starts_with(*expected);
@@ -210,8 +210,8 @@ fn a_worker_without_the_model_is_given_its_weights() {
 {"custom_id":"sampled","prompt":"The hills are","seed":4,"max_tokens":6}
 "#;
     let case = Case::new(requests);
-    // A relative path means something to the dispatcher only: its workers are in other folders, one
-    // of which has a file of that name that is no such model.
+    // Only the dispatcher can use a relative path: its workers are in other folders, and one of
+    // these has a file of that name that is not the model.
     std::os::unix::fs::symlink(&model, case.path("model.gguf")).expect("the model is linked");
     let case = Case { model: "model.gguf".to_owned(), ..case };
     let memory = ["--context-memory", "16MiB", "--max-context", "128"];

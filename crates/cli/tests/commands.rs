@@ -386,7 +386,7 @@ fn a_reader_that_goes_away_is_no_panic() {
         let child = glinthawk(args).stdout(full()).stderr(Stdio::piped()).spawn();
         Finished::wait(child.expect("the binary starts")).expect_error(&["No space left"]);
     }
-    // Messages that nobody can read are no reason to stop.
+    // The job does not stop if its messages cannot be written.
     let case = Case::new("{\"prompt\":\"hello\"}\n");
     let child = case.command(&[]).stdout(Stdio::null()).stderr(full()).spawn();
     Finished::wait(child.expect("the binary starts")).expect(0);
@@ -432,6 +432,6 @@ fn statistics_have_everything_that_is_promised() {
         assert!(node["busy"].as_f64().is_some_and(|busy| busy > 0.0 && busy <= 1.0), "{node}");
     }
     assert!(stats["tier1_batch_rows_max"].as_u64() <= Some(9));
-    // 16 requests, two of which ask for three choices.
+    // 16 requests; two of them ask for three choices.
     assert_eq!(stats["prompts"], 20);
 }

@@ -51,7 +51,7 @@ impl Case {
         self.files.insert(name.to_owned(), bytes.as_ref().to_vec());
     }
 
-    /// What the hub says of the file that was added last.
+    /// Changes what the hub says about the file that was added last.
     fn last(&mut self) -> &mut Value {
         self.listing["siblings"].as_array_mut().expect("a list").last_mut().expect("a file")
     }

@@ -1,4 +1,4 @@
-//! What the program says when something is wrong: a sentence that names it and the way on.
+//! What the program says when something is wrong: a sentence that names the problem and what to do.
 
 mod common;
 
@@ -95,7 +95,7 @@ fn a_folder_without_a_configuration_holds_no_model() {
 #[test]
 fn a_cache_that_cannot_be_written_is_named() {
     let folder = tempfile::TempDir::new().expect("a folder");
-    // A file where a folder should be stops even those who may write anywhere.
+    // A file in place of a folder stops even root.
     let cache = folder.path().join("cache");
     fs::write(&cache, "").expect("written");
     fs::set_permissions(&cache, fs::Permissions::from_mode(0o400)).expect("set");
@@ -108,7 +108,7 @@ fn a_cache_that_cannot_be_written_is_named() {
     }
 }
 
-/// A memory cgroup of our own, where this machine lets us have one.
+/// A memory cgroup of our own, if this machine lets us have one.
 struct Group(PathBuf);
 
 impl Group {

@@ -1,5 +1,5 @@
-//! A model's files decide its results: whatever changes in them makes other results, which an
-//! output file does not mix with those from before.
+//! A model's files decide its results. Any change in them gives other results, and an output file
+//! does not mix these with earlier ones.
 
 mod cluster_support;
 mod common;

@@ -1,4 +1,4 @@
-//! What a person sees who runs the program in a terminal, and what a log holds where there is none.
+//! What a person sees in a terminal, and what a log holds without one.
 
 mod common;
 
@@ -35,7 +35,7 @@ fn in_terminal(command: &mut Command) -> String {
     reader.join().expect("no panic while reading")
 }
 
-/// What stands before `mark` in every place it is drawn at: the number there.
+/// The numbers that stand before `mark` wherever it is drawn.
 fn numbers_before(drawn: &str, mark: &str) -> Vec<u64> {
     let number = |(at, _): (usize, &str)| {
         let digits = drawn[..at].rfind(|c: char| !c.is_ascii_digit()).map_or(0, |start| start + 1);

@@ -8,7 +8,7 @@ use glinthawk_model::{Identity, ModelConfig, Tensor};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A control message; what is larger than a few values travels as the message's payload.
+/// A control message; anything larger than a few values travels as its payload.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Control {
     /// Worker → dispatcher: what it has.
@@ -43,7 +43,7 @@ pub enum Control {
 pub struct Offer {
     /// The tier it wants to be in; `None` leaves it to the dispatcher.
     pub tier: Option<u8>,
-    /// Its place among the local processes of its tier; `None` where anyone will do.
+    /// Its place among the local processes of its tier; `None` if any place will do.
     pub place: Option<u32>,
     /// Kernel threads.
     pub threads: u32,
@@ -72,9 +72,10 @@ pub struct Role {
     pub identity: Identity,
     /// The model's shape.
     pub config: ModelConfig,
-    /// Instruction set of all kernels: results do not depend on who computes them.
+    /// Instruction set of all kernels, so that results do not depend on the node that computes
+    /// them.
     pub isa: String,
-    /// Whom to dial: the slice's Tier-1 node, or the next slice's.
+    /// The node to dial: the slice's Tier-1 node, or the next slice's.
     pub dial: Option<String>,
     /// Artificial link between the tiers.
     pub link: Link,

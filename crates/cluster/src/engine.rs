@@ -1,4 +1,4 @@
-//! The engine as its users see it: prompts in, tokens and completions out, whatever the fabric.
+//! The engine as its users see it: prompts in, tokens and completions out, over any fabric.
 
 use crate::error::ClusterError;
 use crate::fabric::Fabric;
@@ -112,11 +112,12 @@ impl Engine {
         self.dispatch(DispatcherEvent::Stop(id, tokens_kept));
     }
 
-    /// Computes one batch, or waits a little for those who do, and hands over what happened since
+    /// Computes one batch, or waits a little for the nodes that do, and returns what happened since
     /// the last call.
     pub fn advance(&mut self) -> Result<Vec<EngineEvent>, ClusterError> {
         let mut homes = Vec::new();
-        // Here and not when a prompt or a shard comes: whoever calls has submitted what there is.
+        // Fill here, not when a prompt or a shard arrives: by now the caller has submitted
+        // everything there is.
         let mut launches = Vec::new();
         self.dispatcher.fill(&mut launches);
         self.act(launches);
@@ -126,7 +127,7 @@ impl Engine {
             self.noting_failure(advanced)?;
         }
         for home in homes {
-            // A step that was given up is not in the air any more; the dispatcher drops it too.
+            // An abandoned step is no longer in the air; the dispatcher drops it too.
             if let Some(launched) = self.launched.remove(&home.step) {
                 self.steps += 1;
                 self.steps_time += launched.elapsed();

@@ -88,13 +88,13 @@ pub enum ClusterError {
     /// The user asked to end.
     #[error("interrupted")]
     Interrupted,
-    /// Nobody answers where a node should be.
+    /// Nothing answers at a node's address.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A message could not be sent.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// A socket, a thread or a process could not be had.
+    /// A socket, a thread or a process could not be created.
     #[error("{what}: {source}")]
     Io {
         /// What was tried.
@@ -104,7 +104,7 @@ pub enum ClusterError {
     },
 }
 
-/// The other way out: a shorter context, where one fits.
+/// The other way out: a shorter context, if one fits.
 fn shorter(context_fits: u64) -> String {
     match context_fits {
         0 => String::new(),

@@ -5,17 +5,17 @@ use crate::engine::Counted;
 use glinthawk_protocol::Standing;
 use std::collections::VecDeque;
 
-/// Rates are of the last seconds: long enough to be steady, short enough to follow a job from prefill to decoding.
+/// Rates cover the last seconds: long enough to be steady, short enough to follow a job from prefill to decoding.
 const WINDOW_S: f64 = 5.0;
 /// The time between two tokens of one prompt changes faster: it falls as the others finish.
 const STEP_WINDOW_S: f64 = 1.0;
-/// Before tokens have been generated for this long, rates say little.
+/// Until tokens have been generated for this long, rates are not reliable.
 const BEGINNING_S: f64 = 1.0;
 
-/// A completion that has outlived the others is expected to go on for this share of its length.
+/// A completion that has outlived the others is expected to go on for this fraction of its length.
 const OUTLIVED_SHARE: f64 = 0.25;
 
-/// A job's lines, as far as this run has to do with them.
+/// A job's lines that concern this run.
 #[derive(Clone, Copy, Debug)]
 pub struct Lines {
     /// Those that have their result from this run.
@@ -35,7 +35,7 @@ pub struct Estimate {
     pub prompt_rate: f64,
     /// Tokens generated per second, lately.
     pub generated_rate: f64,
-    /// Seconds left, where that can be said.
+    /// Seconds left, if that can be estimated.
     pub left_s: Option<f64>,
     /// Whether no completion has ended by itself yet, so that all are expected to be as long as they may be.
     pub at_most: bool,
@@ -93,7 +93,7 @@ impl Pace {
             .unread
             .map(|unread| expected.tokens + unread as f64 * (done + expected.tokens) / begun);
         let left_s = left.filter(|_| self.has_begun(counted.at_s)).and_then(|left| {
-            // However fast all of them are together, one prompt has a token at a time.
+            // However fast all prompts are together, one prompt gets one token at a time.
             let alone_s = expected.longest * self.lately(STEP_WINDOW_S).token_s()?;
             Some((left * lately.seconds / (lately.prefilled + lately.generated)).max(alone_s))
         });
@@ -143,8 +143,9 @@ impl Pace {
 }
 
 impl Lately {
-    /// Seconds from one token of a prompt to its next, once nobody prefills any more; `None` where there were none. A
-    /// step takes less without prefill, but not in proportion to its rows: this is half-way between the two.
+    /// Seconds from one token of a prompt to its next once no prompt prefills any more; `None` if there were no
+    /// tokens. A step takes less time without prefill, but not in proportion to its rows: this is half-way between
+    /// the two.
     fn token_s(&self) -> Option<f64> {
         let generated_share = self.generated / (self.prefilled + self.generated);
         let without_prefill = (1.0 + generated_share) / 2.0;
@@ -163,9 +164,10 @@ fn expected(counted: &Counted) -> Expected {
     expected
 }
 
-/// Tokens that a prompt is expected to generate yet: all it may where no completion has ended by itself so far. Else
-/// completions end by themselves after each token with the same chance, which is that of all tokens so far, those of
-/// unfinished completions included: counting finished ones alone would favour the short.
+/// Tokens that a prompt is still expected to generate. If no completion has ended by itself so far, it is all that
+/// the prompt may generate. Otherwise completions are assumed to end after each token with the same probability,
+/// estimated from all tokens so far. Tokens of unfinished completions count too, because finished ones alone would
+/// favour short completions.
 fn further(counted: &Counted, standing: &Standing) -> f64 {
     let room = f64::from(standing.generated_max.saturating_sub(standing.generated));
     if counted.ended == 0 {
@@ -276,7 +278,8 @@ mod tests {
 
     #[test]
     fn one_long_line_does_not_make_the_time_left_climb() {
-        // It may be as long as it is, and is expected to be; or nobody knows, and it outlives all others.
+        // Either its limit is its length, as expected; or the limit is unknown and it outlives all
+        // others.
         for (at_most, end_early) in [(600, false), (2000, true)] {
             let short = Line { at_most: if end_early { 2000 } else { 32 }, ..SHORT };
             let mut lines = vec![short; 99];

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-/// Memory that this process could take without pushing anything out or being killed; `None` where the system does
-/// not tell.
+/// Memory that this process can take without swapping or being killed; `None` if the system does not say.
 pub fn free_memory_bytes() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let machine = available(&read("/proc/meminfo")?)?;
@@ -22,7 +21,7 @@ fn available(meminfo: &str) -> Option<u64> {
 struct Files {
     limits: &'static [&'static str],
     used: &'static str,
-    /// Pages of files, which are let go when memory is short.
+    /// Pages of files, which are dropped when memory is short.
     reclaimable: [&'static str; 2],
 }
 
@@ -38,7 +37,7 @@ const VERSION_2: Files = Files {
     reclaimable: ["inactive_file ", "active_file "],
 };
 
-/// What the groups in `groups` (the content of `/proc/self/cgroup`) and all above them leave; `None` where none of
+/// What the groups in `groups` (the content of `/proc/self/cgroup`) and all above them leave; `None` if none of
 /// them has a limit. `mount` is where cgroups are mounted.
 fn allowed_by_groups(groups: &str, mount: &Path) -> Option<u64> {
     let mut least = None;

@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Between two looks at the caller's interrupt while nothing happens.
+/// Pause between two looks at the caller's interrupt while nothing happens.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Idle buffers the dispatcher keeps.
@@ -26,11 +26,11 @@ pub struct ClusterSpec<'a> {
     pub layout: Layout,
     /// The model.
     pub model: &'a Model,
-    /// Of its weights: what a worker's own disk is held to.
+    /// Identity of its weights, which a worker's own disk must match.
     pub identity: Identity,
     /// The name by which workers look for it on their own disks.
     pub model_name: String,
-    /// The best instruction set to use; the weakest of all nodes is used by all.
+    /// The best instruction set to use; all nodes use the weakest among them.
     pub isa: Isa,
     /// Memory for contexts of each attention worker; `None` takes what each offers.
     pub context_memory_bytes: Option<u64>,
@@ -150,8 +150,8 @@ impl Muster {
         }
     }
 
-    /// Who is Tier 1, by slice, and who is Tier 2, by slice and lane. Wishes are granted; the rest
-    /// is cast by strength, the strongest for Tier 1.
+    /// Which workers are Tier 1, by slice, and which are Tier 2, by slice and lane. Wishes are
+    /// granted; the rest are assigned by strength, the strongest to Tier 1.
     fn cast(&self, layout: &Layout) -> Result<(Vec<Peer>, Vec<Vec<Peer>>), ClusterError> {
         let (tier1_needed, tier2_needed) = (layout.slices, layout.slices * layout.remote_lanes);
         let mut cast: [Vec<Peer>; 2] = [Vec::new(), Vec::new()];
@@ -186,7 +186,8 @@ impl Muster {
         Ok((tier1, by_slice))
     }
 
-    /// The instruction set that every worker has: results must not depend on who computes them.
+    /// The instruction set that every worker has, because results must not depend on the node that
+    /// computes them.
     fn common_isa(&self, best: Isa) -> Result<Isa, ClusterError> {
         let mut isa = best;
         for offer in self.members.values().filter_map(|member| member.offer.as_ref()) {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 struct Node<'a> {
     station: &'a Station,
     worker: Tier1Worker<CpuWeights>,
-    /// This node's own lane, where the plan gives it one: lane 0.
+    /// This node's own lane, if the plan gives it one: lane 0.
     local: Option<Tier2Worker<CpuContext>>,
     /// The attention worker of each lane; `None` is this node itself.
     lanes: Vec<Option<Peer>>,

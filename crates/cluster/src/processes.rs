@@ -1,5 +1,5 @@
-//! Local worker processes: started, pinned to their share of the cores, their logs relayed, and
-//! ended whatever happens.
+//! Local worker processes: started, pinned to their share of the cores, with their logs relayed,
+//! and always ended.
 
 use crate::error::ClusterError;
 use crate::layout::Layout;
@@ -104,8 +104,8 @@ fn relay(name: &str, child: &mut Child) {
     });
 }
 
-/// The cores of each of `count` processes: even shares, or one core each, shared, where there are
-/// more processes than cores.
+/// The cores of each of `count` processes: even shares. With more processes than cores, each gets
+/// one core and shares it.
 fn core_shares(count: usize) -> Vec<Vec<usize>> {
     let cores = allowed_cores();
     if count >= cores.len() {

@@ -130,7 +130,7 @@ impl Station {
     }
 }
 
-/// Dials until something answers or patience ends.
+/// Dials until something answers or the time is up.
 pub(crate) fn dial(
     controller: &Controller,
     address: &str,

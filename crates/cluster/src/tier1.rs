@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Rows whose logits are held at once: bounds their memory whatever the batch.
+/// Rows whose logits are held at once, to bound their memory for any batch.
 const CLASSIFY_ROWS_MAX: usize = 64;
 
 /// What leaves a Tier-1 node.
@@ -64,7 +64,7 @@ impl Tier1Place {
 
 /// What a Tier-1 worker keeps for a step while it is in the slice.
 pub(crate) struct Visit {
-    /// What came last: the residual of a hop, or attention output.
+    /// What arrived last: the residual of a hop, or attention output.
     inbound: Option<Buffer>,
     /// What goes next: q, k, v, or the residual of a hop.
     outbound: Option<Buffer>,
@@ -113,15 +113,15 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
         }
     }
 
-    /// Takes a shard in that arrived just then: from the dispatcher, or from the previous slice
-    /// with its residual, (rows, hidden) f32. An older step of it is abandoned.
+    /// Takes in a shard that arrived at the given time: from the dispatcher, or from the previous
+    /// slice with its residual, (rows, hidden) f32. An older step of it is abandoned.
     pub fn arrive(&mut self, launch: Launch, residual: Option<Buffer>, arrived: Instant) {
         assert_eq!(residual.is_none(), self.place.first, "only the first slice takes tokens");
         let visit = Visit { inbound: residual, outbound: None, tokens: Vec::new(), arrived };
         self.node.arrive(launch, visit);
     }
 
-    /// Takes a shard's attention output, (rows, query_width) bf16, that arrived just then.
+    /// Takes a shard's attention output, (rows, query_width) bf16, that arrived at the given time.
     pub fn attended(&mut self, attended: Attended, output: Buffer, arrived: Instant) {
         match self.node.attended(&attended) {
             Some(visit) => (visit.inbound, visit.arrived) = (Some(output), arrived),
@@ -129,7 +129,7 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
         }
     }
 
-    /// Computes the next batch that is ready, appending what is to be sent; `false` where none is.
+    /// Computes the next batch that is ready and appends what is to be sent; `false` if none is.
     pub fn compute(&mut self, outgoing: &mut Vec<Outgoing>) -> bool {
         let Some(work) = self.node.start() else { return false };
         let started = Instant::now();
@@ -175,7 +175,7 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
         start..start + self.node.rows(step).len()
     }
 
-    /// What came last for a step.
+    /// What arrived last for a step.
     fn inbound(&mut self, step: StepId) -> Buffer {
         self.node.payload(step).inbound.take().expect("a step is ready when its payload is here")
     }
@@ -297,7 +297,7 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
 /// A row that ends in a token: its place among the batch's, its step, its slab row, how to pick.
 type Pick = (usize, (StepId, usize, Sample));
 
-/// Whether the likeliest token is all that is asked for.
+/// Whether only the likeliest token is asked for.
 fn is_plain_greedy(sample: &Sample) -> bool {
     sample.temperature == 0.0
         && sample.repetition_penalty == 1.0

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The model of a worker's role: from its own disk where the same is there, else streamed.
+/// The model of a worker's role: from its own disk if the same model is there, else streamed.
 pub(crate) fn model_of(station: &Arc<Station>) -> Result<Model, ClusterError> {
     let role = &station.role;
     let here = catalogue::resolve_here(&role.model).and_then(|resolved| resolved.open().ok());

@@ -98,7 +98,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     });
     let outcome = run(&station);
     if let Err(error) = &outcome {
-        // If this does not get through either, the lost connection tells.
+        // If this does not get through either, the lost connection says enough.
         let _ = station.tell_dispatcher(&Control::Failed(error.to_string()));
     }
     station.controller.shutdown();
@@ -135,7 +135,7 @@ fn wait_for_role(
 }
 
 /// The address at which neighbours find this worker: the unspecified one of the dispatcher's
-/// family, or the loopback where the dispatcher is on it too.
+/// family, or the loopback if the dispatcher is on it too.
 fn own_address(controller: &Controller, dispatcher: Peer) -> IpAddr {
     let peers = controller.stats();
     let address =

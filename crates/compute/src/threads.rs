@@ -23,7 +23,7 @@ struct Padded<T>(T);
 struct Shared {
     /// Counts jobs; a change is the signal to start. The job of number `n` is in `job` meanwhile.
     started: Padded<AtomicUsize>,
-    /// How often who waits looks before it sleeps.
+    /// How often a waiting thread looks before it sleeps.
     spins: u32,
     /// Workers that have not finished the current job.
     running: Padded<AtomicUsize>,
@@ -62,7 +62,7 @@ impl Threads {
     pub fn new(count: usize) -> Result<Self, ComputeError> {
         assert!(count > 0, "a pool has at least its caller");
         let cores = allowed_cores();
-        // Where threads share cores, who spins keeps those from working that it waits for.
+        // If threads share cores, a spinning thread keeps the threads it waits for from working.
         let spins = if count > cores.len() { 0 } else { SPINS_BEFORE_SLEEP };
         let cores = Some(cores).filter(|cores| cores.len() == count).unwrap_or_default();
         let shared = Arc::new(Shared {

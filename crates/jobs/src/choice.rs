@@ -81,7 +81,7 @@ fn texts_and_cut(
     (texts, None)
 }
 
-/// Of the tokens that have a part in the text.
+/// Log-probabilities of the tokens that are part of the text.
 fn token_logprobs(
     model: &ServedModel,
     tokens: &[Generated],
@@ -112,8 +112,8 @@ fn token_logprobs(
     logprobs
 }
 
-/// Where each character of the text ends in the bytes it is made from. What is no character
-/// becomes U+FFFD, in the same pieces as `String::from_utf8_lossy` makes.
+/// Where each character of the text ends in the bytes it is made from. Invalid bytes become U+FFFD,
+/// in the same pieces as `String::from_utf8_lossy` makes.
 fn character_ends(bytes: &[u8]) -> Vec<usize> {
     let mut ends = Vec::new();
     let mut end = 0;

@@ -15,7 +15,7 @@ use crate::refusal::{Refusal, shortened};
 /// More fields than any request has; bounds what a line can make us hold.
 const FIELDS_MAX: usize = 128;
 
-/// The fields of one object that nobody has taken yet.
+/// The fields of one object that have not been taken yet.
 #[derive(Debug)]
 pub(crate) struct Fields<'a>(Vec<(String, &'a RawValue)>);
 
@@ -101,7 +101,7 @@ pub(crate) fn check_tokens(param: &str, tokens: &[u32], vocab: u32) -> Result<()
     Err(Refusal::field(param, message))
 }
 
-/// Reads an unparsed value, or nothing where it is of another type.
+/// Reads an unparsed value; `None` if it has another type.
 pub(crate) fn parse<'a, T: Deserialize<'a>>(value: &'a RawValue) -> Option<T> {
     serde_json::from_str(value.get()).ok()
 }

@@ -1,5 +1,5 @@
-//! A job: prompts out of an input's lines, result lines out of completions. Knows no engine;
-//! whoever runs one takes prompts from here and brings back what came of them.
+//! A job: prompts out of an input's lines, result lines out of completions. Knows no engine: the
+//! caller takes prompts from here, runs them, and brings back their completions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ use crate::served::ServedModel;
 use crate::stop::StopWatch;
 use crate::survey::scaled;
 
-/// Bad lines that one call for a prompt works off, so that the engine does not wait for many.
+/// The most bad lines that one call for a prompt handles, so that the engine does not wait for
+/// many.
 const REFUSALS_PER_CALL: usize = 64;
 
 /// Where the results go.
@@ -70,9 +71,9 @@ pub struct JobSummary {
     pub failed: u64,
     /// Lines whose result an earlier run had written.
     pub resumed: u64,
-    /// Results from before that match no line of the input and stay in the output.
+    /// Earlier results that match no line of the input and stay in the output.
     pub unmatched: u64,
-    /// Error lines from before, removed because their lines have other results now.
+    /// Earlier error lines that were removed because their lines have other results now.
     pub superseded: u64,
     /// Why lines failed, in this run or an earlier one: up to 256 kinds, commonest first.
     pub failures: Vec<FailureKind>,
@@ -183,7 +184,7 @@ impl Job {
         watch.push(&line.request.stop_strings, &bytes).map(|cut| cut.tokens)
     }
 
-    /// A prompt's end; writes the line's result where it was the last of its prompts.
+    /// A prompt's end; writes the line's result if it was the last of its prompts.
     pub fn finish(&mut self, completion: &Completion) -> Result<(), JobError> {
         let (line, choice) = open_line(&mut self.lines, completion.id);
         assert!(line.choices[choice].is_none(), "a prompt finishes once");
@@ -224,8 +225,8 @@ impl Job {
         }
     }
 
-    /// Makes the results durable. Where the input was worked off to its end, error lines from
-    /// before whose lines have other results now are removed. Whatever was answered stays.
+    /// Makes the results durable. If the whole input was processed, removes earlier error lines
+    /// whose lines have other results now. Answers always stay.
     pub fn close(self) -> Result<JobSummary, JobError> {
         let (succeeded, failed) = self.resumed();
         let mut summary = JobSummary {
@@ -290,7 +291,7 @@ impl Job {
         Some(prompt)
     }
 
-    /// Writes a line's result if nothing of it is outstanding any more.
+    /// Writes a line's result once all of its choices have come back.
     fn settle(&mut self, id: PromptId) -> Result<(), JobError> {
         let (line, _) = open_line(&mut self.lines, id);
         let submitted = line.submitted == line.request.choices || line.rejection.is_some();

@@ -1,5 +1,5 @@
-//! The key that names an output line. It derives from the request and from what else decides the
-//! result's bytes, so that a resumed job recognises its own lines by their `id` alone.
+//! The key that names an output line. It derives from the request and from everything else that
+//! decides the result's bytes, so that a resumed job recognises its own lines by their `id` alone.
 
 use std::fmt;
 

@@ -21,9 +21,9 @@ pub struct PreparedJob {
 }
 
 impl PreparedJob {
-    /// Opens the output and finds what is done already. Fails where the output holds results that
-    /// match no line of the input, and nobody said what to do with them. Where `model` is not known
-    /// yet, `start` does that.
+    /// Opens the output and finds what is done already. Fails if the output holds results that
+    /// match no line of the input, unless the options say what to do with them. If `model` is not
+    /// known yet, `start` does that.
     pub fn new(
         input: OpenInput,
         options: &JobOptions,
@@ -43,14 +43,14 @@ impl PreparedJob {
         Ok(prepared)
     }
 
-    /// How much of the input is done; unknown where nothing is, or the input is a stream.
+    /// How much of the input is done; unknown if nothing is, or if the input is a stream.
     pub fn standing(&self) -> Option<Standing> {
         self.standing
     }
 
-    /// Repairs or empties the output, and starts to read. `model` is the one that will answer: a
-    /// cluster may have settled on another instruction set than was expected, and then results are
-    /// compared again before anything changes.
+    /// Repairs or empties the output, and starts to read. `model` is the one that will answer: if a
+    /// cluster has settled on an unexpected instruction set, results are compared again before
+    /// anything changes.
     pub fn start(mut self, model: Arc<ServedModel>) -> Result<Job, JobError> {
         let known = self.model.as_ref().map(|known| known.run_digest());
         if known != Some(model.run_digest()) {

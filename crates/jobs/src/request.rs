@@ -17,15 +17,15 @@ pub(crate) const CHOICES_MAX: u32 = 128;
 const STOP_STRINGS_MAX: usize = 16;
 const STOP_STRING_BYTES_MAX: usize = 1024;
 const STOP_IDS_MAX: usize = 256;
-/// What the OpenAI API generates for a plain prompt that does not say.
+/// Tokens that the OpenAI API generates for a plain prompt without a limit.
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;
 /// Bytes per token that hardly any text reaches.
 const UNLIKELY_TOKEN_BYTES: usize = 32;
-/// By how much a tokenizer's Unicode normalization shortens a text at most.
+/// The most that a tokenizer's Unicode normalization can shorten a text.
 const NORMALIZATION: usize = 3;
 
-/// Fields that say nothing about the result: accepted, and not looked at. Results are always
-/// written whole, so a wish to stream them changes nothing either.
+/// Fields that do not affect the result: accepted and ignored. Results are always written whole, so
+/// asking for a stream changes nothing either.
 const HARMLESS: &[&str] = &[
     "model",
     "user",
@@ -70,7 +70,7 @@ pub(crate) struct Request {
     sampling: Sampling,
     /// How many completions are wanted (`n`).
     pub(crate) choices: u32,
-    /// The prompt's text where it is to be repeated in front of the completion.
+    /// The prompt's text, if it is to be repeated in front of the completion.
     pub(crate) echo: Option<String>,
 }
 
@@ -263,7 +263,7 @@ impl PromptReading {
     }
 }
 
-/// The prompt's tokens, and its text where it came as text.
+/// The prompt's tokens, and its text if it came as text.
 fn prompt_tokens(
     model: &ServedModel,
     value: &RawValue,

@@ -1,5 +1,5 @@
-//! Output lines in the OpenAI batch format. The order of fields is fixed, so that two runs'
-//! lines differ in `created` alone.
+//! Output lines in the OpenAI batch format. The order of fields is fixed, so that the lines of two
+//! runs differ only in `created`.
 
 use serde::{Serialize, Serializer};
 

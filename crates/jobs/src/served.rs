@@ -9,8 +9,8 @@ use crate::key::RunDigest;
 pub struct ServedModel {
     /// As results name it.
     pub name: String,
-    /// Whatever else decides the results' bytes: files, context type, instruction set. Where it or
-    /// the name differs from those of an output file, that file's results are not reused.
+    /// Everything else that decides the results' bytes: files, context type, instruction set. If it
+    /// or the name differs from an output file's, that file's results are not reused.
     pub identity: String,
     /// Between text and tokens.
     pub tokenizer: Tokenizer,

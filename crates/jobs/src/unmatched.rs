@@ -26,7 +26,7 @@ pub struct UnmatchedResults {
 }
 
 impl UnmatchedResults {
-    /// None yet, of the results that an output holds.
+    /// Starts with none, for an output with this many results.
     pub(crate) fn new(output: String, input: &str, model: &str, results: u64) -> Self {
         Self {
             output,

@@ -9,7 +9,7 @@ use glinthawk_jobs::Next;
 use glinthawk_protocol::{Completion, Finish, Generated, Prompt};
 use serde_json::{Value, json};
 
-/// The only choice of a line whose prompt the engine answers so.
+/// The only choice of a line whose prompt the engine answers like this.
 fn choice(line: &str, tokens: impl Fn(&Prompt) -> Vec<Generated>) -> Value {
     let case = Case::new(line);
     let mut job = case.open().unwrap();

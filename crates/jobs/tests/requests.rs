@@ -1,4 +1,4 @@
-//! Which lines are requests, what prompts they become, and what is said of those that are not.
+//! Which lines are requests, what prompts they become, and what the other lines' errors say.
 
 mod common;
 

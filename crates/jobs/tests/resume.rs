@@ -1,5 +1,5 @@
-//! Whatever happened to the run before: exactly one result line for each input line, the same
-//! bytes as an uninterrupted run's.
+//! After any interruption: exactly one result line for each input line, with the same bytes as an
+//! uninterrupted run.
 
 mod common;
 

@@ -17,7 +17,7 @@ use crate::error::ModelError;
 use crate::model::Model;
 use wheel::WheelMember;
 
-/// The model that is used where none is named.
+/// The model that is used if none is named.
 pub const DEFAULT_MODEL: &str = "smollm2-135m-instruct";
 
 /// A model of the catalogue.
@@ -118,8 +118,8 @@ pub fn list() -> Vec<CatalogueEntry> {
         .collect()
 }
 
-/// Finds the model of this name, fetching it first where it is not on this machine. A name is one
-/// of the catalogue, a folder or GGUF file, `org/name` of the Hugging Face hub, or `dummy:SHAPE`.
+/// Finds the model of this name, fetching it first if it is not on this machine. A name is one of
+/// the catalogue, a folder or GGUF file, `org/name` of the Hugging Face hub, or `dummy:SHAPE`.
 pub fn resolve(
     name: &str,
     progress: &mut dyn FnMut(PullProgress<'_>),
@@ -167,7 +167,7 @@ fn pull(
     }
     let path = listed.path(cache);
     let _lock = cache::lock(&path)?;
-    // Whoever held the lock before may have fetched it.
+    // Another process may have fetched it while it held the lock.
     if let Some(path) = listed.cached(cache) {
         return Ok(path);
     }

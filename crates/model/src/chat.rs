@@ -17,7 +17,7 @@ const WORK_PER_BYTE: u64 = 64;
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatMessage {
-    /// `system`, `user`, `assistant`, or whatever else the template knows.
+    /// `system`, `user`, `assistant`, or another role that the template knows.
     pub role: String,
     /// What was said.
     pub content: String,
@@ -34,7 +34,7 @@ pub enum ChatError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The template's file holds none that could be used.
+    /// The template's file holds no usable template.
     #[error("{path}: chat_template: {reason}")]
     Parse {
         /// The file.
@@ -42,7 +42,7 @@ pub enum ChatError {
         /// What is wrong.
         reason: String,
     },
-    /// The template is not one.
+    /// The template does not parse.
     #[error("{file}: the chat template is broken: {reason}")]
     Syntax {
         /// Where the template is from.

@@ -43,7 +43,7 @@ pub enum ModelError {
         /// What is wrong.
         reason: String,
     },
-    /// The configuration is incomplete, contradicts itself, or asks for what is not supported.
+    /// The configuration is incomplete, contradicts itself, or asks for something unsupported.
     #[error("{}: {source}", path.display())]
     Config {
         /// The file with the configuration.
@@ -51,7 +51,7 @@ pub enum ModelError {
         /// Field and reason.
         source: ConfigError,
     },
-    /// `dummy:SHAPE` with a shape nobody knows.
+    /// `dummy:SHAPE` with an unknown shape.
     #[error("unknown shape \"{shape}\"; known shapes: {known}")]
     UnknownShape {
         /// As given.

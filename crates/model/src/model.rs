@@ -1,4 +1,4 @@
-//! A model that is ready to be read: its configuration and its weights, wherever they come from.
+//! A model that is ready to be read: its configuration and its weights, from any source.
 
 use crate::config::{FromTensors, ModelConfig, ROPE_DIVISORS, has_adjacent_pairs};
 use crate::error::ModelError;
@@ -20,7 +20,7 @@ pub struct Model {
     weights: Weights,
 }
 
-/// Where a model comes from, for those who read more than weights from there.
+/// Where a model comes from, for code that reads more than weights from there.
 #[derive(Debug)]
 pub enum Source {
     /// A GGUF file.

@@ -24,7 +24,7 @@ struct Stored {
 /// In which order a file holds the rows of the q and k projections.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum RowOrder {
-    /// As the kernels want them: rotary pairs are (i, i + head_dim/2).
+    /// As the kernels need them: rotary pairs are (i, i + head_dim/2).
     AsIs,
     /// Within each head of this width: rotary pairs are (2i, 2i + 1).
     AdjacentPairs(usize),
@@ -143,7 +143,7 @@ impl StoredTensors {
     }
 }
 
-/// The name under which a tensor is stored; of two that are tied, the one that is there.
+/// The name under which a tensor is stored. If two are tied, the one that exists.
 fn stored_name(
     files: &[WeightFile],
     config: &ModelConfig,

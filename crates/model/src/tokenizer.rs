@@ -1,4 +1,4 @@
-//! Text to token ids and back, the same interface whatever file the vocabulary came from.
+//! Text to token ids and back, with one interface for every vocabulary file.
 
 mod control;
 mod decoder;
@@ -65,8 +65,8 @@ impl TokenizerError {
 
 /// A model's tokenizer: cheap to clone, shared between threads.
 ///
-/// What a vocabulary cannot express is dropped by [`encode`](Self::encode), as the reference
-/// implementations do: SmolLM2's, for one, has no token for six of the control characters.
+/// [`encode`](Self::encode) drops what a vocabulary cannot express, as the reference
+/// implementations do. For example, SmolLM2's has no token for six of the control characters.
 #[derive(Clone)]
 pub struct Tokenizer {
     shared: Arc<Shared>,
@@ -93,7 +93,7 @@ enum Engine {
     HuggingFace {
         /// For text at the very start of the input.
         first: Box<tokenizers::Tokenizer>,
-        /// For text after a control token, where that differs.
+        /// For text after a control token, if that differs.
         rest: Option<Box<tokenizers::Tokenizer>>,
     },
     SentencePiece(SentencePiece),
@@ -121,7 +121,7 @@ impl Engine {
 }
 
 impl Tokenizer {
-    /// The tokenizer among a model's files; bytes as tokens where it has no files.
+    /// The tokenizer among a model's files; bytes as tokens if it has no files.
     pub fn of(model: &Model) -> Result<Self, TokenizerError> {
         match model.source() {
             Source::Gguf { metadata, .. } => Self::from_gguf(metadata),
@@ -130,7 +130,7 @@ impl Tokenizer {
         }
     }
 
-    /// From a folder's `tokenizer.json` and, where it has one, `tokenizer_config.json`.
+    /// From a folder's `tokenizer.json` and, if it has one, `tokenizer_config.json`.
     pub fn from_folder(folder: &Path) -> Result<Self, TokenizerError> {
         huggingface::load(folder)
     }
@@ -177,7 +177,7 @@ impl Tokenizer {
         ids
     }
 
-    /// Encodes a plain prompt: [`encode`](Self::encode) after the begin-of-text token, where this
+    /// Encodes a plain prompt: [`encode`](Self::encode) after the begin-of-text token, if this
     /// tokenizer asks for one.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
         let mut ids = self.shared.prefix.clone();
@@ -186,7 +186,7 @@ impl Tokenizer {
     }
 
     /// Encodes text in which control tokens are control: a chat template's output. Nothing is
-    /// added. Whoever renders strings of others guards them with a [`Sentinel`] and names it here.
+    /// added. To render text from requests, guard it with a [`Sentinel`] and pass it here.
     pub fn encode_rendered(&self, rendered: &str, sentinel: Option<&Sentinel>) -> Vec<u32> {
         let mut ids = Vec::new();
         let mut at_start = true;
@@ -214,7 +214,7 @@ impl Tokenizer {
         self.shared.control.guard(text, sentinel)
     }
 
-    /// The text of a whole sequence; bytes that are no UTF-8 become U+FFFD. Special tokens are
+    /// The text of a whole sequence; bytes that are not UTF-8 become U+FFFD. Special tokens are
     /// left out with `skip_special`.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         self.decoder(skip_special).finish_with(ids)
@@ -226,8 +226,8 @@ impl Tokenizer {
         Decoder::new(self.clone(), skip_special, self.shared.leading_spaces)
     }
 
-    /// A [`decoder`](Self::decoder) for text that continues a prompt: a leading space is the
-    /// text's own, even where this tokenizer puts one in front of every text it encodes.
+    /// A [`decoder`](Self::decoder) for text that continues a prompt: a leading space is the text's
+    /// own, even if this tokenizer puts one in front of every text it encodes.
     pub fn continuation_decoder(&self, skip_special: bool) -> Decoder {
         Decoder::new(self.clone(), skip_special, 0)
     }
@@ -247,7 +247,7 @@ impl Tokenizer {
         self.shared.vocabulary.bytes(id).to_vec()
     }
 
-    /// The text a token stands for; bytes that are no UTF-8 by themselves become U+FFFD.
+    /// The text a token stands for; bytes that are not UTF-8 by themselves become U+FFFD.
     pub fn token_text(&self, id: u32) -> String {
         String::from_utf8_lossy(self.shared.vocabulary.bytes(id)).into_owned()
     }

@@ -1,7 +1,7 @@
-//! What a candidate reaches at most, in closed form.
+//! Upper bounds on a candidate, in closed form.
 //!
-//! This is [`Program::bound`](crate::program::Program::bound) for like nodes: no simulation of the same candidate
-//! exceeds it, which is what makes pruning by it sound.
+//! This is [`Program::bound`](crate::program::Program::bound) for identical nodes. No simulation of the same
+//! candidate exceeds it, so pruning by it is sound.
 
 use crate::bound::{Bottleneck, Demand, Line, Load, Local};
 use crate::candidate::Candidate;
@@ -15,7 +15,8 @@ impl Space {
         let single_tier = candidate.tier2 == 0;
         let rows = candidate.rows();
         let layers = self.job.shape.layers as f64;
-        // Local rows are a lane of their own, but inside the step where there is no other, and in the paper.
+        // Local rows are a lane of their own, except if there is no other lane and under the paper's rules:
+        // then they are inside the step.
         let local_attention = self.tier1.attention[candidate.local_rows];
         let inside = if paper || single_tier { local_attention } else { 0.0 };
         let local_lane = !paper && !single_tier && candidate.local_rows > 0;
@@ -56,7 +57,8 @@ impl Space {
         demand.limit()
     }
 
-    /// Seconds of a row on a link between slices; in a pass the links with weight, and the delays of all.
+    /// Seconds of a row on a link between slices; for a pass, how many links carry weight, and the delays
+    /// of all.
     fn hops(&self, site: &Site, single_tier: bool) -> (f64, (f64, f64)) {
         let (link, nodes) = (&self.cluster.tier1.link, site.tier1 as f64);
         let hop = self.settings.traffic.hop_bytes(&self.job.shape) / link.bandwidth;
@@ -72,7 +74,7 @@ impl Space {
         }
     }
 
-    /// Rows per second that reach Tier 2 at most, and the seconds of a shard's way there and back.
+    /// The most rows per second that can reach Tier 2, and the seconds of a shard's round trip.
     fn remote(&self, site: &Site, candidate: &Candidate) -> ((f64, Bottleneck), f64) {
         let paper = self.settings.rules.is_paper();
         let (shape, traffic) = (&self.job.shape, self.settings.traffic);

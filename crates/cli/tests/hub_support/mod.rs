@@ -37,7 +37,7 @@ pub struct Reply {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// The connection breaks after so many bytes of the body.
+    /// The connection breaks after this many bytes of the body.
     pub sent_max: Option<usize>,
 }
 
@@ -50,7 +50,7 @@ impl Reply {
         Self { status, headers: Vec::new(), body: Vec::new(), sent_max: None }
     }
 
-    /// With a header, in the place of one of the same name.
+    /// Sets a header, replacing one of the same name.
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.headers.retain(|(header, _)| header != name);
         self.headers.push((name.to_owned(), value.to_owned()));
@@ -111,7 +111,7 @@ impl Hub {
                 let Some(request) = Request::read(&stream) else { continue };
                 let reply = answer(&request).part(&request);
                 seen.lock().expect("no panic here").push(request);
-                // A client that has gone away is its own trouble.
+                // A client that has gone away does not matter.
                 _ = reply.send(&mut stream);
             }
         });

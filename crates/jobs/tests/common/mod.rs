@@ -34,7 +34,7 @@ pub fn model() -> ServedModel {
     }
 }
 
-/// What the model says to a prompt: its tokens, as far as the engine lets it.
+/// The model's answer to a prompt, as far as the engine lets it continue.
 pub type Script = fn(&Prompt) -> Vec<u32>;
 
 /// Says the prompt backwards, and ends.
@@ -135,7 +135,7 @@ impl Case {
         self.run_job(job, usize::MAX).map(|summary| summary.expect("ran to its end"))
     }
 
-    /// Runs until so many prompts have finished, and is then as if killed.
+    /// Runs until this many prompts have finished, and then stops as if killed.
     pub fn run_some(&self, finished_max: usize) -> Result<Option<JobSummary>, JobError> {
         self.run_job(self.open()?, finished_max)
     }

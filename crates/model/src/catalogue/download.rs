@@ -17,7 +17,7 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
 const CHUNK_BYTES: usize = 1 << 18;
 
-/// What is known of a file before it comes.
+/// What is known about a file before it is fetched.
 #[derive(Clone, Debug)]
 pub(super) struct Expected {
     pub(super) bytes: Option<u64>,
@@ -40,7 +40,7 @@ impl Site {
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
             return Err(format!("HF_ENDPOINT is \"{endpoint}\", which is no http address"));
         }
-        // Redirects are followed below, where it is seen to that the token stays at home.
+        // Redirects are followed below, which makes sure that only this server sees the token.
         let agent = ureq::Agent::config_builder()
             .max_redirects(0)
             .max_redirects_will_error(false)
@@ -64,8 +64,8 @@ impl Site {
         Ok(bytes)
     }
 
-    /// Puts a file at `target`, unless it is there. What came before a connection broke is kept, and
-    /// the next call goes on from there.
+    /// Puts a file at `target`, unless it is there. If a connection breaks, what arrived is kept,
+    /// and the next call continues from there.
     pub(super) fn download(
         &self,
         address: &str,
@@ -107,7 +107,7 @@ impl Site {
         }
         let response = self.get(address, done).map_err(Trouble::Broken)?;
         if done > 0 && !continues(&response, done) {
-            // The server begins again, so we do.
+            // The server starts from the beginning, so start over.
             fs::remove_file(part)?;
             done = 0;
         }

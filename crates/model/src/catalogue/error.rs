@@ -1,4 +1,4 @@
-//! Why a model cannot be had, and what to do about it.
+//! Why a model cannot be fetched or found, and what to do about it.
 
 use std::path::PathBuf;
 

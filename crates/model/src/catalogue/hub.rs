@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::download::{Expected, Site};
 use super::{CatalogueError, PullProgress, cache};
 
-/// Fetched where the model has them, in this order; the weights come last.
+/// Fetched if the model has them, in this order; the weights come last.
 const SMALL_FILES: [&str; 7] = [
     "config.json",
     "generation_config.json",
@@ -57,7 +57,7 @@ pub(super) fn cached(name: &str, cache_folder: &Path) -> Option<PathBuf> {
     folder.is_dir().then_some(folder)
 }
 
-/// The folder of a model, fetched where it is not in the cache.
+/// The folder of a model, fetched if it is not in the cache.
 pub(super) fn pull(
     name: &str,
     cache_folder: &Path,

@@ -97,7 +97,7 @@ fn alignment(metadata: &Metadata) -> Result<usize, Malformed> {
     Ok(alignment as usize)
 }
 
-/// A tensor as the directory lists it; nothing in it is to be believed yet.
+/// A tensor as the directory lists it; nothing in it has been checked yet.
 struct Listed {
     name: String,
     /// Innermost first.

@@ -29,7 +29,7 @@ impl MappedFile {
         // SAFETY: the map is private and read-only, and every access is bounds-checked against the
         // length mapped here. Nothing in this process writes to model files. Another process that
         // truncates the file while it is mapped makes reads fault (SIGBUS), and one that rewrites
-        // it changes weights under us: both are the user's to avoid, as with every mapped model.
+        // it changes weights under us: the user must avoid both, as with every mapped model.
         let map = unsafe { Mmap::map(&file) }.map_err(|source| ModelError::io(path, source))?;
         Ok(Self { path: path.to_owned(), file, map })
     }

@@ -52,7 +52,7 @@ fn open_sharded(folder: &Path, index_path: &Path) -> Result<Vec<WeightFile>, Mod
             return Err(ModelError::tensor(file.file.path(), tensor, reason));
         }
     }
-    // Of a tensor that lies in two files, the index says which one counts.
+    // If a tensor is in two files, the index says which one counts.
     for (name, file) in &mut files {
         let here = |tensor: &str| index.weight_map.get(tensor).is_none_or(|at| at == name);
         file.entries.retain(|tensor, _| here(tensor));

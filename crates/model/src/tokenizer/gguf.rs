@@ -52,7 +52,7 @@ pub struct GgufVocabulary {
     pub eos_token_id: Option<u32>,
     /// The end-of-turn token.
     pub eot_token_id: Option<u32>,
-    /// What stands for text without a token.
+    /// The token for text that has no other.
     pub unknown_token_id: Option<u32>,
     /// Of interest to chat templates alone, as the next three.
     pub padding_token_id: Option<u32>,

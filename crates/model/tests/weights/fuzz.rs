@@ -1,5 +1,5 @@
-//! Damaged files: whatever the bytes, opening and reading them never panics and never asks for
-//! memory that the file does not justify.
+//! Damaged files: opening and reading any bytes never panics and never asks for memory that the
+//! file does not justify.
 
 use crate::support::*;
 use glinthawk_model::{Model, ModelConfig, Tensor};
@@ -63,7 +63,7 @@ fn apply(bytes: &mut Vec<u8>, head: usize, damage: &[Damage]) {
     }
 }
 
-/// Opens a model; one that opens in spite of all must be readable to its last tensor.
+/// Opens a model. If it opens despite the damage, it must be readable to its last tensor.
 fn open_and_read(path: &Path) {
     let model = match Model::open(path) {
         Ok(model) => model,
@@ -85,7 +85,7 @@ fn open_and_read(path: &Path) {
     }
 }
 
-/// Largest address space this process has had, in bytes; `None` where the system does not tell.
+/// Largest address space this process has had, in bytes; `None` if the system does not tell.
 fn address_space_max() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:"))?;
@@ -98,8 +98,8 @@ fn runner(cases: u32) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
 }
 
-/// Runs cases and asserts that none made the process grow by more than tests of a few kilobytes
-/// can explain: address space counts even where an allocation is never touched.
+/// Runs cases and asserts that none made the process grow by more than tests of a few kilobytes can
+/// explain: address space counts even if an allocation is never touched.
 fn check(cases: u32, bytes: &[u8], head: usize, open: impl Fn(&[u8])) {
     const GROWTH_MAX: u64 = 512 << 20;
     let before = address_space_max();

@@ -175,7 +175,7 @@ pub fn encode(dtype: &str, values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(bytes).collect()
 }
 
-/// A safetensors file of some tensors, and its header for those who want to falsify it.
+/// A safetensors file of some tensors, and its header for tests that falsify it.
 pub fn safetensors(dtype: &str, parts: &[Part]) -> (Value, Vec<u8>) {
     let mut header = json!({"__metadata__": {"format": "pt"}});
     let mut data = Vec::new();

@@ -26,7 +26,7 @@ pub(super) struct Entry {
     /// Tokens of the prompt that were computed, once or again after a preemption.
     pub prefilled: u32,
     pub generated: Vec<Generated>,
-    /// How often each token was generated; kept only where a penalty asks.
+    /// How often each token was generated; kept only if a penalty needs it.
     counts: BTreeMap<u32, u32>,
     /// Order of submission: the youngest has the highest.
     pub age: u64,

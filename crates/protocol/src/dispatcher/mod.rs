@@ -30,11 +30,12 @@ pub struct DispatcherConfig {
     pub rows_per_lane: u32,
     /// Rows of one prompt's prefill in one step.
     pub chunk: u32,
-    /// Pages of every lane: the least that any slice's worker has there.
+    /// Pages of every lane: the fewest that any slice's worker has there.
     pub lane_pages: Vec<u32>,
     /// Positions a context may have.
     pub context_max: u32,
-    /// Before completions show how long they are: expected length is the longest over this.
+    /// Until enough completions are seen, the expected length is the longest allowed divided by
+    /// this.
     pub oversubscription: f32,
     /// Whether a shard at home waits for the others of its flight.
     pub merge: Merge,
@@ -109,7 +110,7 @@ pub struct DispatcherStats {
     pub sampled: u64,
     /// Rows that came home, of finished and unfinished prompts.
     pub rows_computed: u64,
-    /// Prompts whose context was dropped for want of pages, to be recomputed.
+    /// Prompts whose context was dropped because pages ran out, to be recomputed.
     pub preemptions: u64,
     /// Rows computed a second time because of that.
     pub rows_recomputed: u64,
@@ -142,7 +143,7 @@ struct ShardState {
     in_air: bool,
     /// Seated prompts, oldest first.
     seated: Vec<PromptId>,
-    /// Prompts with rows in the launch that is in the air, with the rows' number and whether the
+    /// Prompts with rows in the launch that is in the air, with the number of rows and whether the
     /// last of them is sampled.
     aboard: Vec<(PromptId, u32, bool)>,
 }
@@ -170,7 +171,7 @@ impl Dispatcher {
     /// A dispatcher with nothing to do.
     ///
     /// # Panics
-    /// Where the configuration has no flight, row, chunk, lane or page.
+    /// If the configuration has no flight, row, chunk, lane or page.
     pub fn new(config: DispatcherConfig) -> Self {
         assert!(config.flights > 0 && config.rows_per_lane > 0 && config.chunk > 0);
         assert!(!config.lane_pages.is_empty() && config.oversubscription >= 1.0);
@@ -199,8 +200,8 @@ impl Dispatcher {
         }
     }
 
-    /// Whether another prompt should be submitted now: enough wait to fill what comes home next, and
-    /// every seat that is free.
+    /// Whether another prompt should be submitted now. Enough prompts should wait to fill every free
+    /// seat and the shards that come home next.
     pub fn wants_prompts(&self) -> bool {
         let rows = self.config.rows_per_lane as usize * self.lanes.len();
         let seated = self.entries.len() - self.queue.len();
@@ -237,7 +238,8 @@ impl Dispatcher {
         &self.stats
     }
 
-    /// Takes an event at time `now_ns`; appends what is to be done. No new step is launched before [`fill`].
+    /// Takes an event at time `now_ns`; appends the resulting actions. No new step is launched before
+    /// [`fill`].
     ///
     /// [`fill`]: Self::fill
     pub fn on(&mut self, event: DispatcherEvent, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
@@ -281,7 +283,7 @@ impl Dispatcher {
         now_ns: u64,
         actions: &mut Vec<DispatcherAction>,
     ) {
-        // A prompt that ended by itself in the meantime is not here any more.
+        // The prompt may have ended by itself in the meantime.
         let Some(entry) = self.entries.get_mut(&id) else { return };
         assert!(
             kept <= entry.generated.len(),
@@ -332,7 +334,7 @@ impl Dispatcher {
         }
     }
 
-    /// The shard of a step that is in the air; `None` where it came home or was given up.
+    /// The shard of a step that is in the air; `None` if it came home or was given up.
     fn in_air(&mut self, step: StepId) -> Option<&mut ShardState> {
         let state = self.shards.get_mut(&step.shard)?;
         (state.in_air && state.epoch == step.epoch).then_some(state)
