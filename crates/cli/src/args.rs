@@ -215,18 +215,19 @@ pub struct PlanArgs {
     /// of requests (.jsonl)
     #[arg(long, value_name = "FILE")]
     pub workload: PathBuf,
-    /// What to optimise: throughput, cost, or deadline (cheapest within --hours)
+    /// What to optimise: throughput (least time for the job), cost (least cost for the job), or deadline (cheapest that
+    /// finishes the job within --hours)
     #[arg(long, value_enum, default_value_t = ObjectiveArg::Throughput)]
     pub objective: ObjectiveArg,
     /// Time limit of the job in hours, with --objective deadline
-    #[arg(long, required_if_eq("objective", "deadline"))]
+    #[arg(long, required_if_eq("objective", "deadline"), allow_negative_numbers = true, value_parser = units::parse_hours)]
     pub hours: Option<f64>,
     /// Most prefill rows of one prompt in a batch
-    #[arg(long, default_value_t = 256)]
-    pub chunk: usize,
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub chunk: u32,
     /// Most rows in a Tier-1 batch
-    #[arg(long, default_value_t = 4096)]
-    pub batch_max: usize,
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub batch_max: u32,
     /// Write the plan to this file
     #[arg(short, long, value_name = "FILE.toml")]
     pub output: Option<PathBuf>,
@@ -235,11 +236,11 @@ pub struct PlanArgs {
 /// What a plan optimises.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ObjectiveArg {
-    /// Most tokens per second
+    /// Least time for the job
     Throughput,
-    /// Least cost per token
+    /// Least cost for the job
     Cost,
-    /// Least cost among those that finish in time
+    /// Cheapest that finishes in time
     Deadline,
 }
 
@@ -248,12 +249,19 @@ pub enum ObjectiveArg {
 #[command(
     after_help = "Prints the settled state, with every flight full. With --workload or --prompts, also prints \
                   what such a job takes from beginning to end, by running the dispatcher itself in virtual \
-                  time. The timeline then shows the job."
+                  time. The timeline then shows the job. With --plan and --cluster, prints the job as `plan` \
+                  forecasts it."
 )]
 pub struct SimulateArgs {
     /// The model's shape: dummy:SHAPE, or a model on this machine
     #[arg(long, short, default_value = DEFAULT_MODEL)]
     pub model: String,
+    /// Simulate the job on this plan, which `plan` wrote; needs the plan's cluster and a job
+    #[arg(long, value_name = "FILE.toml", requires = "cluster", conflicts_with_all = ["model", "profile", "device", "tier2_profile", "tier2_device", "tier1", "tier2", "hybrid", "lanes", "batch", "flights", "chunk", "delay", "bandwidth", "context", "context_memory", "max_context", "cores", "sampled"])]
+    pub plan: Option<PathBuf>,
+    /// The plan's cluster
+    #[arg(long, value_name = "FILE.toml", requires = "plan")]
+    pub cluster: Option<PathBuf>,
     /// Kernel times: a file written by `profile`
     #[arg(long, value_name = "FILE.json")]
     pub profile: Option<PathBuf>,
@@ -302,7 +310,8 @@ pub struct SimulateArgs {
     /// The job: a number of equal prompts, such as 1000x128+256 (128 tokens in, 256 out)
     #[arg(long, value_name = "JOB", conflicts_with = "workload")]
     pub prompts: Option<String>,
-    /// Memory for contexts of each process that attends [default: enough]
+    /// Memory for contexts of each process that attends [default: what a --device has beside its weights; with a
+    /// --profile enough]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub context_memory: Option<u64>,
     /// Longest context in tokens [default: the model's]

@@ -9,7 +9,8 @@ use crate::{profile, units};
 use glinthawk_cluster::{Crowd, Layout, RunStats, allowed_cores};
 use glinthawk_jobs::{RequestLength, Standing, Survey};
 use glinthawk_plan::{
-    Deployment, Forecast, Kernels, Length, Place, Profile, Shape, Workload, even_slices, forecast,
+    Deployment, Forecast, Kernels, Length, Link, Place, Profile, Shape, Workload, even_slices,
+    forecast,
 };
 use serde::Serialize;
 use std::sync::Arc;
@@ -231,6 +232,8 @@ fn deployment(
         tier2_kernels: kernels,
         delay: cluster.delay.unwrap_or_default().as_secs_f64(),
         bandwidth: cluster.bandwidth.map_or(f64::INFINITY, |rate| rate as f64),
+        port: f64::INFINITY,
+        hop: Link { rtt: 0.0, bandwidth: f64::INFINITY },
         place: match alone {
             true => Place::OneProcess { lanes: local_lanes },
             false if processes >= cores => Place::SharedCores(cores),

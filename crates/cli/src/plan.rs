@@ -1,13 +1,15 @@
 //! `plan` and `reproduce`: the planner's commands.
 
 use crate::args::{ObjectiveArg, PlanArgs};
+use crate::progress::say;
 use crate::{models, workloads};
 use anyhow::Context;
 use glinthawk_plan::reproduce::Reproduction;
-use glinthawk_plan::{Cluster, Job, Objective, Settings, Shape, Space, propose};
+use glinthawk_plan::{Cluster, Job, Limits, Objective, Settings, Shape, Space, propose};
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 
 /// Chooses a cluster's shape, says why, and writes the plan where asked.
 pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
@@ -16,21 +18,25 @@ pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let shape = Shape::of(&args.model, model.config());
     let cluster = Cluster::read(&args.cluster, &shape)?;
     let workload = workloads::read_file(&args.workload, &args.model)?;
+    let workload = workloads::within(&workload, shape.context_max)?;
     let objective = match args.objective {
         ObjectiveArg::Throughput => Objective::Throughput,
         ObjectiveArg::Cost => Objective::Cost,
         ObjectiveArg::Deadline => Objective::Deadline {
             seconds: args.hours.context("--objective deadline needs --hours")? * 3600.0,
-            rows: workload.rows(),
         },
     };
-    let settings = Settings { batch_max: args.batch_max, ..Settings::default() };
-    let space = Space::new(cluster, Job::of(&shape, &workload, args.chunk), settings);
-    let proposal = propose(&space, objective, Some(&workload), args.chunk)?;
-    std::io::stdout().write_all(proposal.render().as_bytes())?;
+    let settings = Settings { batch_max: args.batch_max as usize, ..Settings::default() };
+    let start = Instant::now();
+    let chunk = args.chunk as usize;
+    let space = Space::new(cluster, Job::of(&shape, &workload, chunk), settings);
+    let proposal = propose(&space, objective, &workload, chunk, Limits::default())?;
+    let mut out = std::io::stdout().lock();
+    out.write_all(proposal.render().as_bytes())?;
+    writeln!(out, "planned in {:.1} s", start.elapsed().as_secs_f64())?;
     if let Some(path) = &args.output {
-        proposal.plan.write(path)?;
-        eprintln!("plan in {}", path.display());
+        proposal.plan().write(path)?;
+        say(format_args!("plan in {}", path.display()));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -40,6 +46,6 @@ pub fn reproduce(folder: &Path) -> anyhow::Result<ExitCode> {
     let reproduction = Reproduction::run()?;
     std::io::stdout().write_all(reproduction.render().as_bytes())?;
     reproduction.write(folder)?;
-    eprintln!("page in {}", folder.join("reproduction.md").display());
+    say(format_args!("page in {}", folder.join("reproduction.md").display()));
     Ok(ExitCode::SUCCESS)
 }

@@ -21,13 +21,6 @@ impl Planned {
     /// The options with the plan's figures in their place.
     pub fn options(&self, args: &RunArgs) -> Result<(EngineArgs, ClusterArgs), PlanError> {
         let plan = &self.plan;
-        if plan.tier2 > 0 && plan.local_rows > 0 && plan.local_rows != plan.batch {
-            let (local, batch) = (plan.local_rows, plan.batch);
-            let problem = format!(
-                "is {local}: this program gives all attention workers the same rows, 0 or batch = {batch}"
-            );
-            return Err(self.wrong("local_rows", problem));
-        }
         if plan.slices != even_slices(plan.slices.iter().sum(), plan.tier1) {
             let problem = "this program cuts layers as evenly as they go, longer slices first";
             return Err(self.wrong("slices", problem.to_owned()));
@@ -64,8 +57,7 @@ impl Planned {
 
     /// Dollars per second, where the plan knows the rent.
     pub fn usd_per_second(&self) -> Option<f64> {
-        let forecast = &self.plan.forecast;
-        Some(forecast.job_usd? / forecast.job_seconds.filter(|seconds| *seconds > 0.0)?)
+        Some(self.plan.forecast.job_usd? / self.plan.forecast.job_seconds)
     }
 
     fn number(&self, field: &str, value: usize) -> Result<u32, PlanError> {
@@ -75,5 +67,85 @@ impl Planned {
 
     fn wrong(&self, field: &str, problem: String) -> PlanError {
         PlanError::field(&self.path, field, problem)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::setup;
+    use clap::Parser;
+    use glinthawk_cluster::Crowd;
+    use glinthawk_plan::{
+        Cluster, Job, Length, Limits, Objective, Settings, Shape, Space, Workload, forecast,
+        propose,
+    };
+
+    const CHUNK: usize = 256;
+
+    /// Some of a workload's prompts with short completions, and its longest prompt.
+    fn shortened(workload: &Workload, context_max: usize) -> Workload {
+        let (workload, _) = workload.within(context_max).expect("some prompts fit");
+        let all = workload.lengths();
+        let longest = all.iter().max_by_key(|length| length.prompt).expect("there are prompts");
+        let some = all.iter().step_by(all.len() / 40).chain([longest]);
+        let short =
+            some.map(|&Length { prompt, output }| Length { prompt, output: output.min(30) });
+        Workload::new(&workload.name, short.collect()).expect("valid")
+    }
+
+    /// Goes as far with a plan as `run` does before it starts a process.
+    fn accept(path: &Path) {
+        let text = path.to_str().expect("a path of text");
+        let cli = Cli::parse_from(["glinthawk", "run", "in.jsonl", "--plan", text]);
+        let Command::Run(args) = cli.command else { panic!("it is `run`") };
+        let planned = Planned::read(args.plan.as_deref()).expect("valid").expect("it is named");
+        let (engine, cluster) = planned.options(&args).expect("it can be run");
+        let opened = setup::open(&engine).expect("a dummy model opens");
+        planned.check_layers(opened.model.config().layers).expect("its layers are the model's");
+        let layout = setup::layout(&engine, &cluster, &opened, Crowd::UNKNOWN).expect("a layout");
+        let bytes = engine.context_memory.expect("a plan says how much memory")
+            / layout.local_lanes.max(1) as u64;
+        for slice in 0..layout.slices {
+            layout.pages(opened.model.config(), slice, bytes).expect("a context fits");
+        }
+    }
+
+    #[test]
+    fn run_accepts_what_plan_writes_and_its_time_is_that_of_its_forecast() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plan/data");
+        let list = std::fs::read_to_string(data.join("plans.csv")).expect("it is there");
+        let folder = tempfile::tempdir().expect("a folder");
+        for line in list.lines().skip(1) {
+            let fields: Vec<&str> = line.split(',').collect();
+            let [cluster, model, workload, objective, _] = fields[..] else { panic!("{line}") };
+            let config = crate::models::resolve(model).and_then(|model| Ok(model.open()?));
+            let shape = Shape::of(model, config.expect("a dummy model").config());
+            let cluster = Cluster::read(&data.join(format!("clusters/{cluster}.toml")), &shape);
+            let cluster = cluster.expect("a valid cluster");
+            let workload = Workload::read_csv(&data.join(format!("lengths/{workload}.csv")));
+            let workload = shortened(&workload.expect("valid"), shape.context_max);
+            let objective = match objective {
+                "throughput" => Objective::Throughput,
+                "cost" => Objective::Cost,
+                _ => Objective::Deadline { seconds: 3600.0 },
+            };
+            let space = Space::new(cluster, Job::of(&shape, &workload, CHUNK), Settings::default());
+            let limits = Limits { per_site: 1, forecasts: 4, events: 4_000_000 };
+            let proposal = propose(&space, objective, &workload, CHUNK, limits).expect("found");
+            if let Objective::Deadline { seconds } = objective {
+                assert!(proposal.best.seconds() <= seconds, "{line}");
+            }
+            for (index, trial) in proposal.front.iter().enumerate() {
+                let path = folder.path().join(format!("{index}.toml"));
+                trial.plan.write(&path).expect("written");
+                accept(&path);
+                let plan = Plan::read(&path).expect("a plan");
+                let deployment = plan.deployment("plan", &space.cluster, &shape).expect("it fits");
+                let seconds = forecast(&deployment, &workload, None).seconds;
+                assert_eq!(seconds, plan.forecast.job_seconds, "{line}");
+            }
+        }
     }
 }

@@ -4,11 +4,11 @@ use crate::args::SimulateArgs;
 use crate::progress::say;
 use crate::{models, workloads};
 use anyhow::{Context, bail};
-use glinthawk_model::ModelConfig;
+use glinthawk_plan::shape::GIB;
 use glinthawk_plan::{
-    Catalogue, Configuration, Contexts, Deployment, Disturbance, Forecast, Group, Kernels, Link,
-    Place, Profile, Report, Rules, Shape, Slice, Traffic, Workload, even_slices, forecast,
-    simulate_traced,
+    Catalogue, Cluster, Configuration, Contexts, Deployment, Disturbance, Forecast, Group, Kernels,
+    Link, Place, Plan, Profile, Report, Rules, Shape, Slice, Traffic, Workload, even_slices,
+    forecast, simulate_traced,
 };
 use serde::Serialize;
 use std::io::Write;
@@ -23,25 +23,49 @@ struct Simulated {
     job: Option<Forecast>,
 }
 
+/// What `--json` prints of a plan.
+#[derive(Serialize)]
+struct Planned {
+    job: Forecast,
+}
+
+/// A node of a tier.
+struct Node {
+    kernels: Arc<Kernels>,
+    /// Bytes, where they are known: of a device of the catalogue.
+    memory: Option<f64>,
+}
+
 /// Simulates a configuration and says what it does.
 pub fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
+    if let (Some(plan), Some(cluster)) = (&args.plan, &args.cluster) {
+        return simulate_plan(args, plan, cluster);
+    }
     let model = models::resolve(&args.model)?.open()?;
     let shape = Shape::of(model.name(), model.config());
-    let tier1 = kernels(args.profile.as_deref(), args.device.as_deref(), &shape)?;
+    let tier1 = node(args.profile.as_deref(), args.device.as_deref(), &shape)?;
     let Some(tier1) = tier1 else { bail!("give --profile FILE.json or --device NAME") };
-    let other = kernels(args.tier2_profile.as_deref(), args.tier2_device.as_deref(), &shape)?;
-    let tier2 = other.unwrap_or_else(|| Arc::clone(&tier1));
+    let other = node(args.tier2_profile.as_deref(), args.tier2_device.as_deref(), &shape)?;
+    let tier2 = other.unwrap_or_else(|| Node { kernels: Arc::clone(&tier1.kernels), ..tier1 });
     if args.tier1 as usize > shape.layers {
         bail!("--tier1 {} is more than the model's {} layers", args.tier1, shape.layers);
     }
+    let context_memory = context_memory(args, &shape, &tier1, &tier2)?;
     let workload = workloads::read(args.workload.as_deref(), args.prompts.as_deref(), &args.model)?;
+    let context_max = args.max_context.unwrap_or(model.config().context_max as u32);
+    let workload = workload.map(|all| workloads::within(&all, context_max as usize)).transpose()?;
+    let (tier1, tier2) = (tier1.kernels, tier2.kernels);
     let configuration = configuration(args, &shape, &tier1, &tier2, workload.as_ref());
     let (settled, mut trace) = simulate_traced(&configuration);
-    let job = workload.as_ref().map(|workload| {
-        trace = glinthawk_plan::Trace::default();
-        let deployment = deployment(args, model.config(), &shape, &tier1, &tier2);
-        forecast(&deployment, workload, Some(&mut trace))
-    });
+    let job = match &workload {
+        Some(workload) => {
+            trace = glinthawk_plan::Trace::default();
+            let pages = lane_pages(args, &shape, context_max, context_memory)?;
+            let deployment = deployment(args, &shape, (context_max, pages), &tier1, &tier2);
+            Some(forecast(&deployment, workload, Some(&mut trace)))
+        }
+        None => None,
+    };
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &Simulated { settled, job })?;
@@ -57,6 +81,36 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
             out.write_all(job.render().as_bytes())?;
         }
     }
+    write_trace(args, &trace)
+}
+
+/// The job of a plan on its cluster, by the forecast that `plan` chooses by.
+fn simulate_plan(args: &SimulateArgs, path: &Path, cluster: &Path) -> anyhow::Result<ExitCode> {
+    let plan = Plan::read(path)?;
+    let model = models::resolve(&plan.model)?.open()?;
+    let shape = Shape::of(&plan.model, model.config());
+    let cluster = Cluster::read(cluster, &shape)?;
+    let deployment = plan.deployment(&path.display().to_string(), &cluster, &shape)?;
+    let workload = workloads::read(args.workload.as_deref(), args.prompts.as_deref(), &plan.model)?;
+    let workload = workload.context("give the plan's job: --workload or --prompts")?;
+    let workload = workloads::within(&workload, plan.max_context)?;
+    let mut trace = glinthawk_plan::Trace::default();
+    let job = forecast(&deployment, &workload, Some(&mut trace));
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &Planned { job })?;
+        writeln!(out)?;
+    } else {
+        for kernels in &plan.forecast.kernels {
+            writeln!(out, "kernels               {kernels}")?;
+        }
+        out.write_all(job.render().as_bytes())?;
+        writeln!(out, "the plan says         {:.2} s", plan.forecast.job_seconds)?;
+    }
+    write_trace(args, &trace)
+}
+
+fn write_trace(args: &SimulateArgs, trace: &glinthawk_plan::Trace) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.trace {
         std::fs::write(path, trace.to_json())
             .with_context(|| format!("cannot write {}", path.display()))?;
@@ -65,12 +119,60 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A profile's kernels, or a device's.
-fn kernels(
+/// Memory for contexts of each attention worker, where something says how much there is; an error where the weights do
+/// not fit beside them.
+fn context_memory(
+    args: &SimulateArgs,
+    shape: &Shape,
+    tier1: &Node,
+    tier2: &Node,
+) -> anyhow::Result<Option<f64>> {
+    let weights = shape.heaviest_slice(args.tier1 as usize);
+    let mut left = tier1.memory.map(|memory| memory - weights);
+    if let Some(memory) = tier1.memory.filter(|memory| weights > *memory) {
+        let (device, nodes) = (args.device.as_deref().unwrap_or("node"), args.tier1);
+        let (needed, memory) = (weights / GIB, memory / GIB);
+        bail!(
+            "the model does not fit on --tier1 {nodes}: {needed:.1} GiB of weights on one {device} of {memory:.2} GiB; {}",
+            shape.nodes_needed(memory * GIB)
+        );
+    }
+    if args.tier2 > 0 {
+        let local = left.filter(|_| args.hybrid);
+        left = tier2.memory.into_iter().chain(local).reduce(f64::min);
+    }
+    Ok(args.context_memory.map(|bytes| bytes as f64).or(left))
+}
+
+/// Pages of each attention worker: what its memory holds, and no more than could ever be used.
+fn lane_pages(
+    args: &SimulateArgs,
+    shape: &Shape,
+    context_max: u32,
+    context_memory: Option<f64>,
+) -> anyhow::Result<u32> {
+    let context_pages = u64::from(context_max.div_ceil(16));
+    let useful = u64::from(args.flights() * args.batch) * context_pages;
+    let slice_layers = shape.layers.div_ceil(args.tier1 as usize);
+    let page_bytes = 16.0 * shape.context_bytes_per_layer() * slice_layers as f64;
+    let held = context_memory.map(|bytes| (bytes / f64::from(args.lanes) / page_bytes) as u64);
+    if let Some(held) = held.filter(|held| *held < context_pages) {
+        bail!(
+            "an attention worker has memory for {} positions, less than one context of {context_max} tokens: \
+             give --max-context, --context-memory, or more nodes",
+            held * 16
+        );
+    }
+    Ok(u32::try_from(held.unwrap_or(useful).min(useful)).unwrap_or(u32::MAX))
+}
+
+/// A profile's kernels, or a device's and its memory.
+fn node(
     profile: Option<&Path>,
     device: Option<&str>,
     shape: &Shape,
-) -> anyhow::Result<Option<Arc<Kernels>>> {
+) -> anyhow::Result<Option<Node>> {
+    let mut memory = None;
     let kernels = match (profile, device) {
         (Some(path), _) => {
             let profile = Profile::read(path)?;
@@ -82,11 +184,12 @@ fn kernels(
             let device = catalogue
                 .get(name)
                 .with_context(|| format!("no device `{name}`; known: {}", catalogue.names()))?;
+            memory = Some(device.memory_gib.value * GIB);
             Kernels::analytic(device, shape)
         }
         (None, None) => return Ok(None),
     };
-    Ok(Some(Arc::new(kernels)))
+    Ok(Some(Node { kernels: Arc::new(kernels), memory }))
 }
 
 fn configuration(
@@ -110,7 +213,7 @@ fn configuration(
     let bandwidth = args.bandwidth.map_or(f64::INFINITY, |rate| rate as f64);
     let delay = args.delay.unwrap_or_default().as_secs_f64();
     let contexts = match workload {
-        Some(workload) => Contexts::Fixed(workload.context_mean()),
+        Some(workload) => Contexts::Mixed(workload.mixture(args.chunk as usize)),
         None => Contexts::Fixed(args.context.into()),
     };
     Configuration {
@@ -130,20 +233,12 @@ fn configuration(
 
 fn deployment(
     args: &SimulateArgs,
-    config: &ModelConfig,
     shape: &Shape,
+    (context_max, lane_pages): (u32, u32),
     tier1: &Arc<Kernels>,
     tier2: &Arc<Kernels>,
 ) -> Deployment {
-    let context_max = args.max_context.unwrap_or(config.context_max as u32);
     let local_lane = args.tier2 == 0 || args.hybrid;
-    let slots = u64::from(args.flights() * args.batch);
-    let pages_useful = slots * u64::from(context_max.div_ceil(16));
-    let slice_layers = shape.layers.div_ceil(args.tier1 as usize);
-    let page_bytes = 16.0 * shape.context_bytes_per_layer() * slice_layers as f64;
-    let pages = args
-        .context_memory
-        .map_or(pages_useful, |bytes| (bytes as f64 / f64::from(args.lanes) / page_bytes) as u64);
     Deployment {
         shape: shape.clone(),
         slices: even_slices(shape.layers, args.tier1 as usize),
@@ -153,13 +248,15 @@ fn deployment(
         flights: args.flights(),
         chunk: args.chunk,
         context_max,
-        lane_pages: pages.min(pages_useful).max(1) as u32,
+        lane_pages,
         whole_flights: false,
         greedy: !args.sampled,
         tier1: Arc::clone(tier1),
         tier2_kernels: Arc::clone(tier2),
         delay: args.delay.unwrap_or_default().as_secs_f64(),
         bandwidth: args.bandwidth.map_or(f64::INFINITY, |rate| rate as f64),
+        port: f64::INFINITY,
+        hop: Link { rtt: 0.0, bandwidth: f64::INFINITY },
         place: match args.cores {
             Some(cores) => Place::SharedCores(cores as usize),
             None if args.tier1 == 1 && args.tier2 == 0 => {

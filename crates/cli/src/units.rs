@@ -29,6 +29,15 @@ pub fn parse_address(text: &str) -> Result<String, String> {
     }
 }
 
+/// Parses a number of hours: above zero, and finite.
+pub fn parse_hours(text: &str) -> Result<f64, String> {
+    let hours: f64 = text.parse().map_err(|_| "not a number of hours".to_owned())?;
+    if hours.is_finite() && hours > 0.0 {
+        return Ok(hours);
+    }
+    Err("must be above 0".to_owned())
+}
+
 /// Parses a sampling temperature.
 pub fn parse_temperature(text: &str) -> Result<f32, String> {
     let value = text.parse().ok().filter(|value| (0.0..=2.0).contains(value));

@@ -1,6 +1,7 @@
 //! Workloads as the command line names them: a CSV of lengths, a job's own input, or so many alike.
 
 use crate::args::EngineArgs;
+use crate::progress::say;
 use crate::setup;
 use anyhow::{Context, bail};
 use glinthawk_plan::Workload;
@@ -31,6 +32,15 @@ pub fn read_file(path: &Path, model: &str) -> anyhow::Result<Workload> {
     Ok(Workload::read_jsonl(path, OUTPUT_DEFAULT, |text| {
         opened.served.tokenizer.encode(text).len()
     })?)
+}
+
+/// The workload as a model with such a context runs it; says what that leaves out.
+pub fn within(workload: &Workload, context_max: usize) -> anyhow::Result<Workload> {
+    let (workload, clipped) = workload.within(context_max)?;
+    if let Some(words) = clipped.words(context_max) {
+        say(words);
+    }
+    Ok(workload)
 }
 
 /// Parses `COUNTxINPUT+OUTPUT`, such as `1000x128+256`.

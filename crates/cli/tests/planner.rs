@@ -102,6 +102,8 @@ fn what_cannot_be_simulated_is_named() {
     simulate(&["--device", "t4", "--prompts", "many"]).expect_error(&["--prompts many"]);
     simulate(&["--device", "t4", "--tier1", "50"]).expect_error(&["--tier1 50", "layers"]);
     simulate(&["--profile", "nowhere.json"]).expect_error(&["nowhere.json"]);
+    let mut large = glinthawk(["simulate", "--model", "dummy:llama2-70b", "--device", "t4"]);
+    Finished::of(&mut large).expect_error(&["does not fit", "t4 of 14.75 GiB", "10 such nodes"]);
     let other = Finished::of(&mut glinthawk([
         "simulate",
         "--model",
@@ -155,9 +157,14 @@ fn a_plan_runs_to_the_same_bytes() {
     let path = plan(&case);
     edited(&path, |plan| {
         // Whatever the planner chose here: two tiers, and room for what the requests are.
-        for (field, value) in
-            [("tier1", 1), ("tier2", 2), ("batch", 5), ("local_rows", 0), ("max_context", 128)]
-        {
+        for (field, value) in [
+            ("tier1", 1),
+            ("tier2", 2),
+            ("pool", 0),
+            ("batch", 5),
+            ("local_rows", 0),
+            ("max_context", 128),
+        ] {
             plan.insert(field.to_owned(), value.into());
         }
         let context = plan["tier2_context"].as_table_mut().expect("a table");
@@ -218,6 +225,61 @@ fn plans_that_cannot_be_run_name_the_field() {
         let finished = run_plan(&case, &path, &[option, "1"]).expect(2);
         assert!(finished.stderr.contains("cannot be used with"), "{}", finished.stderr);
     }
+}
+
+#[test]
+fn a_plan_is_simulated_to_the_time_it_says() {
+    let case = Case::new("");
+    let path = plan(&case);
+    let table: toml::Table = fs::read_to_string(&path).expect("written").parse().expect("TOML");
+    let said = table["forecast"]["job_seconds"].as_float().expect("seconds");
+    let mut command = glinthawk(["simulate", "--json", "--plan"]);
+    command.arg(&path).arg("--cluster").arg(case.path("cluster.toml"));
+    command.arg("--workload").arg(case.path("lengths.csv"));
+    let finished = Finished::of(&mut command).expect(0);
+    let job: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+    assert_eq!(job["job"]["seconds"].as_f64(), Some(said));
+}
+
+#[test]
+fn options_of_plan_are_checked() {
+    let case = Case::new("");
+    plan(&case);
+    let run = |options: &[&str]| {
+        let mut command = glinthawk(["plan", "--model", TINY]);
+        command.arg("--cluster").arg(case.path("cluster.toml"));
+        command.arg("--workload").arg(case.path("lengths.csv"));
+        Finished::of(command.args(options))
+    };
+    for hours in ["-3", "0", "nan", "inf", "soon"] {
+        let finished = run(&["--objective", "deadline", "--hours", hours]).expect(2);
+        assert!(finished.stderr.contains("--hours"), "{}", finished.stderr);
+    }
+    for option in ["--chunk", "--batch-max"] {
+        let finished = run(&[option, "0"]).expect(2);
+        assert!(finished.stderr.contains(option), "{}", finished.stderr);
+    }
+    let missed = run(&["--objective", "deadline", "--hours", "1e-9"]);
+    missed.expect_error(&["no configuration meets the deadline", "the fastest found takes"]);
+}
+
+#[test]
+fn lengths_beyond_the_context_give_a_plan_that_runs() {
+    let case = Case::new("{\"prompt\":\"hello\",\"max_tokens\":2}\n");
+    plan(&case);
+    fs::write(case.path("lengths.csv"), "prompt_tokens,output_tokens\n20,900000\n4,40\n")
+        .expect("written");
+    let path = case.path("long.toml");
+    let mut command = glinthawk(["plan", "--model", TINY, "--batch-max", "64"]);
+    command.arg("--cluster").arg(case.path("cluster.toml"));
+    command.arg("--workload").arg(case.path("lengths.csv")).arg("-o").arg(&path);
+    let finished = Finished::of(&mut command).expect(0);
+    assert!(
+        finished.stderr.contains("the completions of 1 prompt cut short"),
+        "{}",
+        finished.stderr
+    );
+    run_plan(&case, &path, &[]).expect(0);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::configuration::{Configuration, Contexts, Disturbance, Group, Rules, S
 use crate::error::PlanError;
 use crate::kernels::Kernels;
 use crate::report::{Report, simulate};
-use crate::search::{Found, Objective, search};
+use crate::search::{Found, search};
 use crate::shape::Shape;
 use crate::space::{Job, Settings, Space};
 
@@ -103,6 +103,6 @@ pub fn paper_search() -> Result<(Found, f64), PlanError> {
         ..Settings::default()
     };
     let space = Space::new(cluster, Job::longest(&shape, 2048.0, 3.0), settings);
-    let found = search(&space, Objective::Throughput, true)?;
+    let found = search(&space, true)?;
     Ok((found, start.elapsed().as_secs_f64()))
 }

@@ -57,6 +57,8 @@ pub struct Device {
     pub vector_tflops: Figure,
     /// Price of one, if known.
     pub price_usd: Option<Figure>,
+    /// Where `efficiency` comes from; none where it is assumed.
+    pub efficiency_source: Option<String>,
     /// What kernels reach of the peaks.
     #[serde(default)]
     pub efficiency: Efficiency,

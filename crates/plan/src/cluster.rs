@@ -82,10 +82,16 @@ impl Cluster {
 
     /// Parses a cluster file; `path` is for messages, `folder` is where profiles lie.
     pub fn parse(path: &str, text: &str, folder: &Path, shape: &Shape) -> Result<Self, PlanError> {
-        let file: ClusterFile = toml::from_str(text).map_err(|error| PlanError::Syntax {
+        let syntax = |error: toml::de::Error| PlanError::Syntax {
             path: path.to_owned(),
             message: error.to_string(),
-        })?;
+        };
+        let table: toml::Table = text.parse().map_err(syntax)?;
+        if table.get("tier1").is_some_and(toml::Value::is_array) {
+            let problem = "is one pool of equal nodes: write [tier1], not [[tier1]]";
+            return Err(PlanError::field(path, "tier1", problem));
+        }
+        let file: ClusterFile = toml::from_str(text).map_err(syntax)?;
         let mut catalogue = Catalogue::built_in();
         file.device.iter().try_for_each(|device| device.check(path))?;
         catalogue.extend(file.device);
@@ -255,6 +261,11 @@ rtt_ms = 2
                 "[inter_tier]\nbandwidth_gbps = 8\nrtt_ms = 2",
                 "[inter_tier]\nbandwidth_gbps = 8\nrtt_ms = -2",
                 "c.toml: inter_tier.rtt_ms: must not be negative",
+            ),
+            (
+                "[tier1]",
+                "[[tier1]]",
+                "c.toml: tier1: is one pool of equal nodes: write [tier1], not [[tier1]]",
             ),
             (
                 "memory_gib = 15.0",

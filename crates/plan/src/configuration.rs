@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::calculus::{Link, Traffic};
 use crate::kernels::Kernels;
 use crate::shape::Shape;
-use crate::workload::Workload;
+use crate::workload::{Mixture, Workload};
 
 /// Which machine the simulator mimics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,8 @@ pub enum Contexts {
     Fixed(f64),
     /// Each shard's rows attend to positions drawn from a workload, anew in every step.
     Sampled(Arc<Workload>),
+    /// Some rows generate, the others stand in prefill chunks, as in a job on average.
+    Mixed(Mixture),
 }
 
 impl Contexts {
@@ -42,6 +44,15 @@ impl Contexts {
         match self {
             Self::Fixed(positions) => *positions,
             Self::Sampled(workload) => workload.context_mean(),
+            Self::Mixed(mixture) => mixture.context_mean(),
+        }
+    }
+
+    /// Seconds of one layer's attention of `rows` rows on average.
+    pub fn attention(&self, kernels: &Kernels, rows: usize) -> f64 {
+        match self {
+            Self::Mixed(mixture) => mixture.attention(kernels, rows),
+            _ => kernels.attention(rows, self.mean()),
         }
     }
 }

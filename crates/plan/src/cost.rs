@@ -46,6 +46,22 @@ impl Prices {
 }
 
 impl CostUnit {
+    /// What a job of `seconds` costs on nodes of `cost`: dollars where there is a rent, else what the nodes cost.
+    pub fn spend(self, cost: f64, seconds: f64) -> f64 {
+        match self {
+            Self::UsdPerHour => cost * seconds / 3600.0,
+            Self::Usd | Self::Nodes => cost,
+        }
+    }
+
+    /// What a job costs, in words.
+    pub fn spend_words(self, spend: f64) -> String {
+        match self {
+            Self::UsdPerHour => format!("${spend:.2}"),
+            Self::Usd | Self::Nodes => self.words(spend),
+        }
+    }
+
     /// A cost in words.
     pub fn words(self, cost: f64) -> String {
         match self {

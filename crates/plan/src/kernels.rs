@@ -15,6 +15,10 @@ pub enum Kernels {
 
 /// Kernel times from peaks: weights are loaded, then multiplied, and the two do not overlap;
 /// attention takes the longer of loading the context and computing on it, which do overlap.
+///
+/// A row that generates loads its whole context for itself and computes on it at the vector rate. The rows of a
+/// prefill chunk share one load, and their scores and sums are products of matrices: they run at the matrix rate, as
+/// they do in this project's kernels (tiles of rows and heads over one page) and in every fused attention on a GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Roofline {
     shape: Shape,
@@ -26,6 +30,8 @@ pub struct Roofline {
     context_bandwidth: f64,
     /// Operations per second in attention.
     vector: f64,
+    /// Where the efficiencies come from; none where they are assumed.
+    source: Option<String>,
 }
 
 impl Roofline {
@@ -38,6 +44,7 @@ impl Roofline {
             matrix: device.matrix_tflops.value * 1e12 * efficiency.matrix,
             context_bandwidth: bandwidth * efficiency.context_bandwidth,
             vector: device.vector_tflops.value * 1e12 * efficiency.vector,
+            source: device.efficiency_source.clone(),
         }
     }
 
@@ -53,6 +60,13 @@ impl Roofline {
         let load = context * self.shape.context_bytes_per_layer() / self.context_bandwidth;
         let compute = self.shape.attention_flops(context) / self.vector;
         rows as f64 * load.max(compute)
+    }
+
+    /// The last `rows` rows of a prompt of `context` positions; each sees only what is before it.
+    fn prefill(&self, rows: usize, context: f64) -> f64 {
+        let load = context * self.shape.context_bytes_per_layer() / self.context_bandwidth;
+        let seen = rows as f64 * (context - (rows as f64 - 1.0) / 2.0);
+        load.max(self.shape.attention_flops(seen) / self.matrix.max(self.vector))
     }
 }
 
@@ -110,7 +124,7 @@ impl Kernels {
     pub fn prefill(&self, rows: usize, context: f64) -> f64 {
         match self {
             Self::Measured(profile) => profile.prefill_seconds(rows, context),
-            Self::Analytic(_) => self.attention(rows, context - rows as f64 / 2.0),
+            Self::Analytic(roofline) => roofline.prefill(rows, context),
         }
     }
 
@@ -148,9 +162,12 @@ impl Kernels {
                 let from = &profile.provenance;
                 format!("measured on {} ({}, {})", from.machine, from.instruction_set, from.date)
             }
-            Self::Analytic(_) => {
-                "analytic (a roofline with assumed efficiency, not a measurement)".to_owned()
-            }
+            Self::Analytic(roofline) => match &roofline.source {
+                Some(source) => format!("analytic (a roofline; efficiencies {source})"),
+                None => {
+                    "analytic (a roofline with assumed efficiency, not a measurement)".to_owned()
+                }
+            },
         }
     }
 }
@@ -173,5 +190,22 @@ mod tests {
         assert_eq!(kernels.fused(0), 0.0);
         // 2,048 positions are 8 MiB: at these peaks loading them takes longer than computing on them.
         assert!((kernels.attention(1, 2048.0) - 8.0 * 1024.0 * 1024.0 / 320e9).abs() < 1e-12);
+    }
+
+    #[test]
+    fn rows_of_a_prefill_chunk_share_the_load_of_their_context() {
+        let shape = Shape::llama2_70b();
+        let catalogue = Catalogue::built_in();
+        for name in ["t4", "a100-40", "epyc-7v12-16"] {
+            let kernels = Kernels::analytic(catalogue.get(name).expect("built in"), &shape);
+            let apart = kernels.attention(256, 2048.0 - 127.5);
+            let together = kernels.prefill(256, 2048.0);
+            assert!(together < apart, "{name}: {together} against {apart}");
+            // One row alone shares nothing with anybody, and loads what a generating row loads.
+            assert!(kernels.prefill(1, 2048.0) <= kernels.attention(1, 2048.0), "{name}");
+            // The whole prompt at once takes no more than in two halves: a half is loaded again.
+            let halves = kernels.prefill(128, 1920.0) + kernels.prefill(128, 2048.0);
+            assert!(together <= halves * (1.0 + 1e-9), "{name}: {together} against {halves}");
+        }
     }
 }

@@ -5,10 +5,13 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::bound::Bottleneck;
+use crate::cluster::Cluster;
 use crate::error::{PlanError, read_text, write_text};
+use crate::forecast::{Deployment, Place};
+use crate::shape::{GIB, Shape};
 
 /// The version of the file format this code reads and writes.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 
 /// Context memory of the nodes of one tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,18 +25,18 @@ pub struct ContextBudget {
     pub seats: usize,
 }
 
-/// What the simulator expects of the plan.
+/// What the forecast of the job says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanForecast {
-    /// Tokens processed or generated per second.
+    /// Prompt and generated tokens per second, over the whole job.
     pub tokens_per_second: f64,
-    /// Seconds from one token of a prompt to its next.
+    /// Seconds from one token of a prompt to its next, on average.
     pub seconds_per_token: f64,
     /// What limits throughput.
     pub bottleneck: Bottleneck,
-    /// Seconds for the whole workload, if one was given.
-    pub job_seconds: Option<f64>,
+    /// Seconds from the job's first prompt to its last token.
+    pub job_seconds: f64,
     /// Dollars for it, if the rent is known.
     pub job_usd: Option<f64>,
     /// Where the kernel times come from, Tier 1 first.
@@ -52,9 +55,11 @@ pub struct Plan {
     pub tier1: usize,
     /// Tier-2 nodes per Tier-1 node (K'); 0 is single-tier.
     pub tier2: usize,
+    /// Which `[[tier2]]` of the cluster file the Tier-2 nodes are, counted from 0.
+    pub pool: usize,
     /// Rows per Tier-2 node and flight (B); 0 in a single tier.
     pub batch: usize,
-    /// Rows per flight that attend on Tier 1 itself.
+    /// Rows per flight that attend on Tier 1 itself: all in a single tier, else none or as many as on a Tier-2 node.
     pub local_rows: usize,
     /// Flights in the air.
     pub flights: usize,
@@ -116,6 +121,84 @@ impl Plan {
         ))
     }
 
+    /// The plan on its cluster, as a forecast sees it; `path` is for messages.
+    pub fn deployment(
+        &self,
+        path: &str,
+        cluster: &Cluster,
+        shape: &Shape,
+    ) -> Result<Deployment, PlanError> {
+        let wrong = |field: &str, problem: String| PlanError::field(path, field, problem);
+        self.check_layers(path, shape.layers)?;
+        let number = |field: &str, value: usize| {
+            u32::try_from(value).map_err(|_| wrong(field, format!("{value} is too many")))
+        };
+        if self.tier1 > cluster.tier1.nodes {
+            let problem = format!("is {}, the cluster has {}", self.tier1, cluster.tier1.nodes);
+            return Err(wrong("tier1", problem));
+        }
+        let pool = match cluster.tier2.get(self.pool) {
+            Some(pool) => pool,
+            None if self.tier2 == 0 => &cluster.tier1,
+            None => {
+                let problem = format!("is {}, the cluster has {}", self.pool, cluster.tier2.len());
+                return Err(wrong("pool", problem));
+            }
+        };
+        if self.tier2 > 0 && self.tier1 * self.tier2 > pool.nodes {
+            let (needed, nodes) = (self.tier1 * self.tier2, pool.nodes);
+            let problem = format!("needs {needed} Tier-2 nodes in all, the cluster has {nodes}");
+            return Err(wrong("tier2", problem));
+        }
+        let local_lane = self.local_rows > 0;
+        let context = if self.tier2 == 0 { &self.tier1_context } else { &self.tier2_context };
+        for (index, &layers) in self.slices.iter().enumerate() {
+            let weights = shape.slice_bytes(layers, index == 0, index + 1 == self.tier1);
+            let contexts = if local_lane { context.bytes as f64 } else { 0.0 };
+            // Bytes in the plan are whole ones.
+            if weights + contexts > cluster.tier1.memory + 1.0 {
+                let (needed, memory) = ((weights + contexts) / GIB, cluster.tier1.memory / GIB);
+                let problem = format!(
+                    "slice {index} needs {needed:.1} GiB with its contexts, a node has {memory:.1} GiB"
+                );
+                return Err(wrong("slices", problem));
+            }
+        }
+        let batch = if self.tier2 == 0 { self.local_rows } else { self.batch };
+        let context_pages = self.max_context.div_ceil(16) as u64;
+        let most = *self.slices.iter().max().expect("a plan has slices") as f64;
+        let page_bytes = 16.0 * most * shape.context_bytes_per_layer();
+        let pages = (context.bytes as f64 / page_bytes) as u64;
+        if pages < context_pages {
+            let problem = format!("holds no context of {} tokens", self.max_context);
+            return Err(wrong("tier2_context.bytes", problem));
+        }
+        let useful = context_pages * (self.flights * batch) as u64;
+        Ok(Deployment {
+            shape: shape.clone(),
+            slices: self.slices.clone(),
+            tier2: self.tier2,
+            local_lane,
+            batch: number("batch", batch)?,
+            flights: number("flights", self.flights)?,
+            chunk: number("chunk", self.chunk)?,
+            context_max: number("max_context", self.max_context)?,
+            lane_pages: u32::try_from(pages.min(useful)).unwrap_or(u32::MAX),
+            whole_flights: false,
+            greedy: true,
+            tier1: cluster.tier1.kernels.clone(),
+            tier2_kernels: pool.kernels.clone(),
+            delay: cluster.inter.rtt / 2.0,
+            bandwidth: pool.link.bandwidth,
+            port: cluster.inter.bandwidth,
+            hop: cluster.tier1.link,
+            place: match (self.tier1, self.tier2) {
+                (1, 0) => Place::OneProcess { lanes: 1 },
+                _ => Place::OwnMachines,
+            },
+        })
+    }
+
     fn check(&self, path: &str) -> Result<(), PlanError> {
         let wrong = |field: &str, problem: String| Err(PlanError::field(path, field, problem));
         if self.version != PLAN_VERSION {
@@ -147,6 +230,12 @@ impl Plan {
         if self.rows() == 0 {
             return wrong("local_rows", "must be at least 1 in a single tier".to_owned());
         }
+        if self.tier2 > 0 && self.local_rows > 0 && self.local_rows != self.batch {
+            let (local, batch) = (self.local_rows, self.batch);
+            let problem =
+                format!("is {local}: all attention workers have the same rows, so 0 or {batch}");
+            return wrong("local_rows", problem);
+        }
         if self.slices.len() != self.tier1 {
             return wrong(
                 "slices",
@@ -168,8 +257,13 @@ impl Plan {
                 );
             }
         }
-        if !(self.forecast.tokens_per_second.is_finite() && self.forecast.tokens_per_second > 0.0) {
-            return wrong("forecast.tokens_per_second", "must be above 0".to_owned());
+        for (field, value) in [
+            ("forecast.tokens_per_second", self.forecast.tokens_per_second),
+            ("forecast.job_seconds", self.forecast.job_seconds),
+        ] {
+            if !(value.is_finite() && value > 0.0) {
+                return wrong(field, "must be above 0".to_owned());
+            }
         }
         Ok(())
     }
@@ -185,6 +279,7 @@ mod tests {
             model: "llama2-70b".to_owned(),
             tier1: 2,
             tier2: 3,
+            pool: 0,
             batch: 8,
             local_rows: 0,
             flights: 6,
@@ -197,7 +292,7 @@ mod tests {
                 tokens_per_second: 100.0,
                 seconds_per_token: 1.5,
                 bottleneck: Bottleneck::Tier1Compute,
-                job_seconds: None,
+                job_seconds: 60.0,
                 job_usd: None,
                 kernels: vec!["analytic".to_owned()],
             },
@@ -217,12 +312,13 @@ mod tests {
     fn bad_plans_name_the_field() {
         let good = plan().to_toml();
         let cases = [
-            ("version = 1", "version = 7", "version: is 7"),
+            ("version = 2", "version = 7", "version: is 7"),
             ("tier1 = 2", "tier1 = 0", "tier1: must be at least 1"),
             ("tier1 = 2", "tier1 = 3", "slices: are 2, but tier1 = 3"),
             ("batch = 8", "batch = 0", "batch: must be at least 1 with tier2 = 3"),
             ("tier2 = 3", "tier2 = 0", "batch: must be 0 without Tier-2 nodes"),
             ("flights = 6", "flights = 0", "flights: must be at least 1"),
+            ("local_rows = 0", "local_rows = 5", "local_rows: is 5: all attention workers have"),
             ("slices = [40, 40]", "slices = [80, 0]", "slices: must hold at least one layer each"),
             (
                 "seats = 48",

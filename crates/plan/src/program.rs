@@ -163,7 +163,7 @@ impl Program {
     }
 
     fn push_paper_steps(&mut self, configuration: &Configuration, node: usize, slice: &Slice) {
-        let local = slice.tier1.attention(slice.local_rows, configuration.contexts.mean());
+        let local = configuration.contexts.attention(&slice.tier1, slice.local_rows);
         let single_tier = slice.is_single_tier();
         let hop_bytes = configuration.traffic.hop_bytes(&configuration.shape);
         let time = self.time(slice, Products::PreAndPost, local);
@@ -188,7 +188,7 @@ impl Program {
         let hop_bytes =
             if last_slice { 0.0 } else { configuration.traffic.hop_bytes(&configuration.shape) };
         let inside = if single_tier {
-            slice.tier1.attention(slice.local_rows, configuration.contexts.mean())
+            configuration.contexts.attention(&slice.tier1, slice.local_rows)
         } else {
             0.0
         };
@@ -211,12 +211,13 @@ impl Program {
     }
 
     fn push_ways(&mut self, configuration: &Configuration, slice: &Slice) {
-        let mean = configuration.contexts.mean();
+        let contexts = &configuration.contexts;
         let (near, far) = (configuration.inter.bandwidth, configuration.tier2_bandwidth);
         let (shape, traffic) = (&configuration.shape, configuration.traffic);
         if configuration.rules.is_paper() || slice.is_single_tier() {
             let rows = slice.remote_rows() as f64;
-            let slowest = slice.tier2.iter().map(|group| group.kernels.attention(group.rows, mean));
+            let slowest =
+                slice.tier2.iter().map(|group| contexts.attention(&group.kernels, group.rows));
             self.ways.push(Way {
                 send: rows * traffic.out_bytes(shape) / near,
                 attend: slowest.fold(0.0, f64::max),
@@ -226,13 +227,13 @@ impl Program {
             return;
         }
         if slice.local_rows > 0 {
-            let attend = slice.tier1.attention(slice.local_rows, mean);
+            let attend = contexts.attention(&slice.tier1, slice.local_rows);
             self.ways.push(Way { attend, ..Way::default() });
         }
         for group in slice.tier2.iter().filter(|group| group.rows > 0) {
             let out = traffic.out_bytes(shape) * group.rows as f64;
             let back = traffic.back_bytes(shape) * group.rows as f64;
-            let attend = group.kernels.attention(group.rows, mean);
+            let attend = contexts.attention(&group.kernels, group.rows);
             for _ in 0..group.nodes {
                 let worker = self.ways.len() as u64;
                 let slowdown = straggler_factor(configuration, worker);

@@ -1,226 +1,135 @@
-//! What `glinthawk plan` says: the best configuration, its neighbours and why they lose, the front, the plan file.
+//! What `glinthawk plan` says: the best configuration for a job, its neighbours and why they lose, the front, the plan.
 
 use std::fmt::Write;
 
-use crate::candidate::{Candidate, Evaluation};
-use crate::cost::{CostUnit, Prices};
-use crate::error::PlanError;
-use crate::plan::{ContextBudget, PLAN_VERSION, Plan, PlanForecast};
-use crate::report::{Report, simulate};
-use crate::search::{
-    Effort, FRONT_STEP, Objective, SITE_STEP, best_at, evaluate, fewest_flights, front, runners_up,
-    search,
-};
-use crate::space::{Site, Space, Wish};
-use crate::workload::Workload;
+use rayon::prelude::*;
 
-/// Runners-up that are shown.
-const RUNNERS_UP: usize = 3;
-/// Positions in a page.
-const PAGE_POSITIONS: f64 = 16.0;
+use crate::candidate::Candidate;
+use crate::choice::{Choice, Chosen, FRONT_STEP, Limits, Objective, Trial, Work, front};
+use crate::cost::CostUnit;
+use crate::error::PlanError;
+use crate::plan::Plan;
+use crate::space::{Site, Space};
+use crate::workload::Workload;
 
 /// A configuration next to the best one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Neighbour {
     /// What is different about it.
-    pub change: String,
-    /// How it does; none where it cannot run.
-    pub evaluation: Option<Evaluation>,
+    pub change: &'static str,
+    /// How its job does; none where it cannot run.
+    pub trial: Option<Trial>,
 }
 
 /// The outcome of planning.
 #[derive(Clone, Debug)]
 pub struct Proposal {
-    /// What was optimised.
-    pub objective: Objective,
-    /// The best configuration, with no more flights than it needs.
-    pub best: Evaluation,
-    /// The best in detail.
-    pub report: Report,
-    /// The best that was simulated with other nodes.
-    pub runners_up: Vec<Evaluation>,
+    /// The best configuration.
+    pub best: Trial,
     /// Configurations next to it.
     pub neighbours: Vec<Neighbour>,
-    /// Throughput against cost, cheapest first.
-    pub front: Vec<Evaluation>,
+    /// Job time against cost, cheapest first.
+    pub front: Vec<Trial>,
     /// What costs are counted in.
     pub unit: CostUnit,
-    /// What the search and the front took.
-    pub effort: Effort,
-    /// The plan to run.
-    pub plan: Plan,
+    /// What the search took.
+    pub work: Work,
     pool_names: Vec<String>,
 }
 
-/// Searches `space` and explains the result; `workload` and `chunk` are what the job of the space was made from.
+/// Chooses the best configuration of `space` for the job of `workload` in chunks, and explains it.
 pub fn propose(
     space: &Space,
     objective: Objective,
-    workload: Option<&Workload>,
+    workload: &Workload,
     chunk: usize,
+    limits: Limits,
 ) -> Result<Proposal, PlanError> {
-    if objective == Objective::Cost && Prices::of(&space.cluster).unit == CostUnit::Nodes {
+    let choice = Choice::new(space, workload, chunk)?;
+    let unit = choice.prices.unit;
+    if objective == Objective::Cost && unit == CostUnit::Nodes {
         return Err(PlanError::MissingFigure(
             "the cost objective needs price_usd or usd_per_hour for tier1 and every tier2 in the cluster file".to_owned(),
         ));
     }
-    let found = search(space, objective, true)?;
-    let best = fewest_flights(space, &found.site, &found.best);
-    let (mut front, work) = front(space)?;
-    // The front's batches are coarser than the search's.
-    if let Some(last) = front.last_mut().filter(|last| last.cost == best.cost) {
-        *last = best.clone();
-    }
-    let neighbours = neighbours(space, &found.site, &found.best)?;
-    let runners_up = runners_up(space, objective, &best.candidate, RUNNERS_UP);
-    let report = simulate(&space.configuration(&found.site, &best.candidate));
-    let plan = plan_of(space, &found.site, &best, &report, workload, chunk);
+    let Chosen { best, mut trials, work } = choice.search(objective, limits, true)?;
+    let neighbours = neighbours(&choice, &best);
+    // A neighbour may be better than what it stands beside on the front, and is then on it.
+    let found = neighbours.iter().filter_map(|neighbour| neighbour.trial.clone());
+    trials.extend(found.filter(|trial| !trials.contains(trial)).collect::<Vec<_>>());
+    let front = front(&trials, &best).into_iter().cloned().collect();
     let pool_names = space.cluster.tier2.iter().map(|pool| pool.name.clone()).collect();
-    let (unit, mut effort) = (found.unit, found.effort);
-    effort.simulated += work.simulated;
-    effort.events += work.events;
-    Ok(Proposal {
-        objective,
-        best,
-        report,
-        runners_up,
-        neighbours,
-        front,
-        unit,
-        effort,
-        plan,
-        pool_names,
-    })
+    Ok(Proposal { best, neighbours, front, unit, work, pool_names })
 }
 
-/// One step along each axis: nodes of either tier at their best batch, and the batch itself.
-fn neighbours(space: &Space, site: &Site, best: &Evaluation) -> Result<Vec<Neighbour>, PlanError> {
-    let sites = space.sites()?;
-    let at = |tier1: Option<usize>, tier2: Option<usize>| {
-        let same_pool =
-            |other: &&Site| other.tier2 == 0 || site.tier2 == 0 || other.pool == site.pool;
-        let matches = |other: &&Site| Some(other.tier1) == tier1 && Some(other.tier2) == tier2;
-        sites
-            .iter()
-            .find(|other| matches(other) && same_pool(other))
-            .and_then(|other| best_at(space, other, SITE_STEP))
-    };
-    let mut found = Vec::new();
-    let Candidate { tier1, tier2, batch, .. } = best.candidate;
-    for (step, tier1) in
-        [("one Tier-1 node fewer", tier1.checked_sub(1)), ("one Tier-1 node more", Some(tier1 + 1))]
-    {
-        found.push(Neighbour { change: step.to_owned(), evaluation: at(tier1, Some(tier2)) });
-    }
-    let fewer = ("one Tier-2 node per Tier-1 node fewer", tier2.checked_sub(1));
-    for (step, tier2) in [fewer, ("one Tier-2 node per Tier-1 node more", Some(tier2 + 1))] {
-        if tier2.is_some() {
-            found.push(Neighbour { change: step.to_owned(), evaluation: at(Some(tier1), tier2) });
-        }
-    }
-    for (change, batch) in [
-        ("a batch a tenth smaller", batch * 9 / 10),
-        ("a batch a tenth larger", (batch * 11).div_ceil(10)),
-    ] {
-        let Candidate { pool, local_rows, .. } = best.candidate;
-        let local_rows = if tier2 == 0 { batch } else { local_rows };
-        let near = space.choose(&Wish { tier1, tier2, pool, batch, local_rows, flights: None });
-        let evaluation = near.ok().map(|(site, candidate)| evaluate(space, &site, &candidate));
-        found.push(Neighbour { change: change.to_owned(), evaluation });
-    }
-    Ok(found)
-}
-
-/// Seconds a workload takes at a report's throughput: its rows, but never less than its longest prompt needs.
-pub fn job_seconds(report: &Report, workload: &Workload, chunk: usize) -> f64 {
-    let longest = workload.steps_max(chunk) as f64 * report.time_per_token.total();
-    (workload.rows() / report.tokens_per_second).max(longest)
-}
-
-fn plan_of(
-    space: &Space,
-    site: &Site,
-    best: &Evaluation,
-    report: &Report,
-    workload: Option<&Workload>,
-    chunk: usize,
-) -> Plan {
-    let (shape, cluster) = (&space.job.shape, &space.cluster);
+/// One step along each axis: nodes of either tier in their likeliest configuration, batch and flights.
+fn neighbours(choice: &Choice, best: &Trial) -> Vec<Neighbour> {
     let Candidate { tier1, tier2, pool, batch, local_rows, flights } = best.candidate;
-    let page_bytes = PAGE_POSITIONS * shape.context_bytes_per_layer();
-    let budget = |bytes: f64, rows: usize| {
-        let bytes = bytes.max(0.0);
-        let seats = ((rows as f64 / space.job.rows_per_seat).ceil() as usize) * flights;
-        ContextBudget { bytes: bytes as u64, pages: (bytes / page_bytes) as u64, seats }
+    let site_at = |tier1: usize, tier2: usize| {
+        let same = |site: &&Site| {
+            (site.tier1, site.tier2) == (tier1, tier2) && (tier2 == 0 || site.pool == pool)
+        };
+        choice.sites().iter().find(same)
     };
-    let free = |(index, &layers): (usize, &usize)| {
-        cluster.tier1.memory - shape.slice_bytes(layers, index == 0, index + 1 == tier1)
+    let at = |tier1: Option<usize>, tier2: Option<usize>| {
+        let site = site_at(tier1?, tier2?)?;
+        Some((site, choice.likeliest(site)?))
     };
-    let tier1_free = site.slices.iter().enumerate().map(free).fold(f64::INFINITY, f64::min);
-    let tier2_memory = if tier2 == 0 { 0.0 } else { cluster.tier2[pool].memory };
-    let job_seconds = workload.map(|workload| job_seconds(report, workload, chunk));
-    let prices = Prices::of(cluster);
-    let rent = (prices.unit == CostUnit::UsdPerHour).then_some(best.cost);
-    let mut kernels =
-        vec![format!("{}: {}", cluster.tier1.name, cluster.tier1.kernels.provenance())];
+    let mut steps = vec![
+        ("one Tier-1 node fewer", at(tier1.checked_sub(1), Some(tier2))),
+        ("one Tier-1 node more", at(Some(tier1 + 1), Some(tier2))),
+        ("one Tier-2 node per Tier-1 node more", at(Some(tier1), Some(tier2 + 1))),
+    ];
     if tier2 > 0 {
-        kernels.push(format!(
-            "{}: {}",
-            cluster.tier2[pool].name,
-            cluster.tier2[pool].kernels.provenance()
-        ));
+        steps.push(("one Tier-2 node per Tier-1 node fewer", at(Some(tier1), Some(tier2 - 1))));
     }
-    let longest = workload
-        .and_then(|workload| workload.lengths().iter().map(|length| length.rows() + 1).max());
-    Plan {
-        version: PLAN_VERSION,
-        model: shape.name.clone(),
-        tier1,
-        tier2,
-        batch: if tier2 == 0 { 0 } else { batch },
-        local_rows,
-        flights,
-        chunk,
-        max_context: longest.unwrap_or(shape.context_max),
-        slices: site.slices.clone(),
-        tier1_context: budget(if local_rows > 0 { tier1_free } else { 0.0 }, local_rows),
-        tier2_context: budget(tier2_memory, if tier2 == 0 { 0 } else { batch }),
-        forecast: PlanForecast {
-            tokens_per_second: report.tokens_per_second,
-            seconds_per_token: report.time_per_token.total(),
-            bottleneck: report.bottleneck,
-            job_seconds,
-            job_usd: job_seconds.zip(rent).map(|(seconds, rent)| seconds / 3600.0 * rent),
-            kernels,
-        },
+    let site = site_at(tier1, tier2).expect("the best has a site");
+    let like = |batch: usize, flights: usize| {
+        let local_rows = if local_rows > 0 { batch } else { 0 };
+        Some((site, Candidate { batch, local_rows, flights, ..best.candidate }))
+    };
+    if batch > 1 {
+        steps.push(("half the batch", like(batch.div_ceil(2), flights)));
     }
+    if flights > 1 {
+        steps.push(("half the flights", like(batch, flights.div_ceil(2))));
+    }
+    let tried = steps.into_par_iter().map(|(change, at)| {
+        let trial = at.map(|(site, candidate)| choice.trial(site, &candidate));
+        Neighbour { change, trial }
+    });
+    tried.collect()
 }
 
 impl Proposal {
+    /// The plan to run.
+    pub fn plan(&self) -> &Plan {
+        &self.best.plan
+    }
+
     /// A configuration in words.
     pub fn describe(&self, candidate: &Candidate) -> String {
         let Candidate { tier1, tier2, pool, batch, local_rows, flights } = *candidate;
-        let rows = candidate.rows();
         match (tier2, local_rows) {
-            (0, _) => format!("{tier1} Tier-1, single tier, {rows} rows, {flights} flights"),
-            (_, 0) => format!(
-                "{tier1} Tier-1 x {tier2} {} each, B = {batch} ({rows} rows), {flights} flights",
-                self.pool_names[pool]
-            ),
-            _ => format!(
-                "{tier1} Tier-1 x {tier2} {} each, B = {batch} + {local_rows} local ({rows} rows), {flights} flights",
-                self.pool_names[pool]
+            (0, _) => format!("{tier1} Tier-1, single tier, B = {batch}, {flights} flights"),
+            (_, local) => format!(
+                "{tier1} Tier-1 x {tier2} {}{}, B = {batch}, {flights} flights",
+                self.pool_names[pool],
+                if local > 0 { " and themselves" } else { "" },
             ),
         }
     }
 
-    fn line(&self, evaluation: &Evaluation) -> String {
-        let rate = evaluation.tokens_per_second;
+    fn line(&self, trial: &Trial) -> String {
+        let mut cost = self.unit.words(trial.cost);
+        if self.unit == CostUnit::UsdPerHour {
+            cost = format!("{}  {cost}", self.unit.spend_words(trial.spend));
+        }
         format!(
-            "{rate:>9.1} tokens/s  {:>10}  {:>18}  {}",
-            self.unit.words(evaluation.cost),
-            self.unit.efficiency(evaluation.cost, rate),
-            self.describe(&evaluation.candidate)
+            "{:>9}  {:>8.0} tokens/s  {cost:>18}  {}",
+            time(trial.seconds()),
+            trial.forecast.tokens_per_second(),
+            self.describe(&trial.candidate)
         )
     }
 
@@ -229,47 +138,50 @@ impl Proposal {
         let mut text = String::new();
         let mut say =
             |line: String| writeln!(text, "{line}").expect("writing to a string does not fail");
-        say(format!("best      {}", self.line(&self.best)));
-        say(format!("limited by {}", self.report.bottleneck.words()));
-        for kernels in &self.plan.forecast.kernels {
-            say(format!("kernels   {kernels}"));
+        let plan = self.plan();
+        say(format!("best       {}", self.line(&self.best)));
+        say(format!("limited by {}", plan.forecast.bottleneck.words()));
+        for kernels in &plan.forecast.kernels {
+            say(format!("kernels    {kernels}"));
         }
-        if let Some(seconds) = self.plan.forecast.job_seconds {
-            let dollars =
-                self.plan.forecast.job_usd.map_or(String::new(), |usd| format!(", ${usd:.2}"));
-            say(format!("the job   {:.2} h{dollars}", seconds / 3600.0));
-        }
-        say("\nrunners-up with other nodes".to_owned());
-        for evaluation in &self.runners_up {
-            say(format!("  {}", self.line(evaluation)));
-        }
+        let dollars = plan.forecast.job_usd.map_or(String::new(), |usd| format!(", ${usd:.2}"));
+        say(format!("the job    {:.2} s{dollars}", plan.forecast.job_seconds));
         say("\nneighbours and why they lose".to_owned());
         for neighbour in &self.neighbours {
             say(format!("  {:<40}{}", neighbour.change, self.why(neighbour)));
         }
         say(format!(
-            "\nfront of throughput against cost (steps of {:.0}%)",
+            "\nfront of job time against cost (steps of {:.0}%)",
             100.0 * (FRONT_STEP - 1.0)
         ));
-        for evaluation in &self.front {
-            say(format!("  {}", self.line(evaluation)));
+        for trial in &self.front {
+            say(format!("  {}", self.line(trial)));
         }
-        let Effort { candidates, simulated, events } = self.effort;
+        let Work { candidates, forecast, bounded, events } = self.work;
         say(format!(
-            "\n{simulated} of {candidates} configurations simulated, {events} events; the rest cannot win"
+            "\n{forecast} of {candidates} configurations forecast, {events} events; {bounded} more cannot be better, \
+             the rest looks worse"
         ));
         text
     }
 
     fn why(&self, neighbour: &Neighbour) -> String {
-        let Some(evaluation) = &neighbour.evaluation else {
+        let Some(trial) = &neighbour.trial else {
             return "cannot run: no such nodes, or the model or a context does not fit".to_owned();
         };
-        let faster = 100.0 * (evaluation.tokens_per_second / self.best.tokens_per_second - 1.0);
-        let dearer = 100.0 * (evaluation.cost_per_rate() / self.best.cost_per_rate() - 1.0);
-        format!(
-            "{faster:+.1}% throughput, {dearer:+.1}% cost per token; {}",
-            evaluation.bottleneck.words()
-        )
+        let percent = |other: f64, own: f64| 100.0 * (other / own - 1.0);
+        let longer = percent(trial.seconds(), self.best.seconds());
+        let dearer = percent(trial.spend, self.best.spend);
+        let limit = trial.plan.forecast.bottleneck.words();
+        format!("{longer:+.1}% time, {dearer:+.1}% cost; {limit}")
+    }
+}
+
+/// Seconds for people.
+fn time(seconds: f64) -> String {
+    match seconds {
+        seconds if seconds < 600.0 => format!("{seconds:.1} s"),
+        seconds if seconds < 36_000.0 => format!("{:.1} min", seconds / 60.0),
+        seconds => format!("{:.1} h", seconds / 3600.0),
     }
 }

@@ -1,10 +1,10 @@
-//! The planner: an exhaustive search for the best configuration and for the front of throughput against cost,
-//! pruned only where it is safe.
+//! An exhaustive search for the configuration of most throughput in the settled state, pruned only where it is safe.
+//! What a job should run on is another question: see `choice.rs`.
 //!
 //! A candidate is skipped only when its bound (see [`Space::estimate`]) would not beat what is already found.
 //! Candidates are visited in a fixed order and in rounds, so the result does not depend on the number of threads.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use rayon::prelude::*;
 
@@ -17,44 +17,9 @@ use crate::space::{Site, Space};
 
 /// Candidates simulated at a time; what prunes is updated between rounds.
 const ROUND: usize = 8;
-/// The front's resolution: a configuration must beat the cheaper ones by this factor to be on it.
-pub const FRONT_STEP: f64 = 1.05;
-/// How well the best of a site is known where it only serves comparison.
-pub const SITE_STEP: f64 = 1.1;
 
-/// What to optimise.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Objective {
-    /// Most tokens per second, then least cost.
-    Throughput,
-    /// Least cost per token.
-    Cost,
-    /// Least cost among those that run `rows` rows within `seconds`.
-    Deadline {
-        /// Seconds allowed.
-        seconds: f64,
-        /// Rows of the job.
-        rows: f64,
-    },
-}
-
-/// How good a configuration is; larger pairs are better.
+/// How good a configuration is: tokens per second, then cheapness; larger pairs are better.
 type Value = (f64, f64);
-
-impl Objective {
-    /// The value of `tokens_per_second` at `cost`. It never falls when tokens per second rise, so the value of a
-    /// bound is a bound of the value.
-    fn value(self, tokens_per_second: f64, cost: f64) -> Value {
-        match self {
-            Self::Throughput => (tokens_per_second, -cost),
-            Self::Cost => (tokens_per_second / cost, tokens_per_second),
-            Self::Deadline { seconds, rows } if tokens_per_second * seconds >= rows => {
-                (-cost, tokens_per_second)
-            }
-            Self::Deadline { .. } => (f64::NEG_INFINITY, tokens_per_second),
-        }
-    }
-}
 
 /// How much work a search was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,12 +33,6 @@ pub struct Effort {
 }
 
 impl Effort {
-    fn add(&mut self, other: &Self) {
-        self.candidates += other.candidates;
-        self.simulated += other.simulated;
-        self.events += other.events;
-    }
-
     /// Counts a simulation's events; none where its result was known.
     fn count(&mut self, events: Option<u64>) {
         self.simulated += usize::from(events.is_some());
@@ -94,8 +53,9 @@ pub struct Found {
     pub effort: Effort,
 }
 
-/// Searches the whole space for the best; `prune: false` simulates every candidate and finds the same.
-pub fn search(space: &Space, objective: Objective, prune: bool) -> Result<Found, PlanError> {
+/// Searches the whole space for most tokens per second, then least cost; `prune: false` simulates every candidate and
+/// finds the same.
+pub fn search(space: &Space, prune: bool) -> Result<Found, PlanError> {
     let prices = Prices::of(&space.cluster);
     let sites = space.sites()?;
     let mut effort = Effort::default();
@@ -108,7 +68,7 @@ pub fn search(space: &Space, objective: Objective, prune: bool) -> Result<Found,
             let kept = if prune { undominated(all) } else { all };
             let promise = |candidate: Candidate| {
                 let bound = space.estimate(site, &candidate).0;
-                Promise { value: objective.value(bound, cost), site, candidate, cost }
+                Promise { value: (bound, -cost), site, candidate, cost }
             };
             (kept.into_iter().map(promise).collect(), count)
         })
@@ -135,21 +95,18 @@ pub fn search(space: &Space, objective: Objective, prune: bool) -> Result<Found,
             .collect();
         for ((evaluation, events), promise) in found.into_iter().zip(worthy) {
             effort.count(events);
-            let value = objective.value(evaluation.tokens_per_second, evaluation.cost);
+            let value = (evaluation.tokens_per_second, -evaluation.cost);
             if best.as_ref().is_none_or(|(other, ..)| compare(value, *other).is_gt()) {
                 best = Some((value, evaluation, promise.site));
             }
         }
     }
-    let (value, best, site) = best.ok_or_else(|| {
+    let (_, best, site) = best.ok_or_else(|| {
         PlanError::NoContext(format!(
             "no batch up to {} rows finds seats",
             space.settings.batch_max
         ))
     })?;
-    if let (Objective::Deadline { seconds, rows }, f64::NEG_INFINITY) = (objective, value.0) {
-        return Err(missed_deadline(space, seconds, rows));
-    }
     Ok(Found { best, site: site.clone(), unit: prices.unit, effort })
 }
 
@@ -184,56 +141,6 @@ fn undominated(candidates: Vec<Candidate>) -> Vec<Candidate> {
     let mut kept: Vec<Candidate> = largest.into_values().collect();
     kept.sort_unstable();
     kept
-}
-
-fn missed_deadline(space: &Space, seconds: f64, rows: f64) -> PlanError {
-    let most = search(space, Objective::Throughput, true)
-        .map_or(0.0, |found| found.best.tokens_per_second);
-    PlanError::Deadline(format!(
-        "{rows:.0} rows in {:.2} h need {:.1} tokens/s; the cluster reaches {most:.1}, so {:.2} h",
-        seconds / 3600.0,
-        rows / seconds,
-        rows / most / 3600.0
-    ))
-}
-
-/// Configurations that none cheaper comes within [`FRONT_STEP`] of, cheapest first; batches in steps of [`SITE_STEP`].
-/// Nodes whose bound is not above that of cheaper ones by as much are not looked at.
-pub fn front(space: &Space) -> Result<(Vec<Evaluation>, Effort), PlanError> {
-    let prices = Prices::of(&space.cluster);
-    let mut sites: Vec<(f64, Site)> = space
-        .sites()?
-        .into_iter()
-        .map(|site| (prices.cost(site.tier1, site.tier2, site.pool), site))
-        .collect();
-    sites.sort_by(|(left, first), (right, second)| {
-        left.total_cmp(right).then_with(|| first.order().cmp(&second.order()))
-    });
-    let mut effort = Effort::default();
-    let mut front: Vec<Evaluation> = Vec::new();
-    let bounds: Vec<f64> = sites
-        .par_iter()
-        .map(|(_, site)| {
-            let bound = |candidate: Candidate| space.estimate(site, &candidate).0;
-            space.candidates(site).into_iter().map(bound).fold(0.0, f64::max)
-        })
-        .collect();
-    let mut promised = 0.0;
-    for ((cost, site), bound) in sites.iter().zip(bounds) {
-        if bound <= FRONT_STEP * promised {
-            continue;
-        }
-        promised = bound;
-        let floor = FRONT_STEP * front.last().map_or(0.0, |best| best.tokens_per_second);
-        let (found, work) = best_of_site(space, site, *cost, floor, SITE_STEP);
-        effort.add(&work);
-        let Some(found) = found.filter(|found| found.tokens_per_second > floor) else { continue };
-        if front.last().is_some_and(|other| other.cost == found.cost) {
-            front.pop();
-        }
-        front.push(found);
-    }
-    Ok((front, effort))
 }
 
 fn compare(left: Value, right: Value) -> std::cmp::Ordering {
@@ -317,50 +224,8 @@ fn simulate_candidate(
     (evaluation, Some(outcome.events))
 }
 
-/// The best of what was simulated so far with other nodes than `best` has, one for each choice of nodes.
-pub fn runners_up(
-    space: &Space,
-    objective: Objective,
-    best: &Candidate,
-    count: usize,
-) -> Vec<Evaluation> {
-    let nodes = |candidate: &Candidate| (candidate.tier1, candidate.tier2, candidate.pool);
-    let value =
-        |evaluation: &Evaluation| objective.value(evaluation.tokens_per_second, evaluation.cost);
-    let simulated = space.simulated.lock().expect("no panic with the lock");
-    let mut others: Vec<&Evaluation> =
-        simulated.values().filter(|other| nodes(&other.candidate) != nodes(best)).collect();
-    others.sort_by(|left, right| {
-        compare(value(right), value(left)).then_with(|| left.candidate.cmp(&right.candidate))
-    });
-    let mut seen = HashSet::new();
-    others.retain(|other| seen.insert(nodes(&other.candidate)));
-    others.into_iter().take(count).cloned().collect()
-}
-
-/// Simulates one candidate.
-pub fn evaluate(space: &Space, site: &Site, candidate: &Candidate) -> Evaluation {
-    let cost = Prices::of(&space.cluster).cost(site.tier1, site.tier2, site.pool);
-    simulate_candidate(space, site, candidate, cost).0
-}
-
 /// The best configuration of one site; at a `step` above 1 only to within that factor, for less work.
 pub fn best_at(space: &Space, site: &Site, step: f64) -> Option<Evaluation> {
     let cost = Prices::of(&space.cluster).cost(site.tier1, site.tier2, site.pool);
     best_of_site(space, site, cost, 0.0, step).0
-}
-
-/// The fewest flights that lose less than a thousandth of the throughput: the same work with less waiting.
-pub fn fewest_flights(space: &Space, site: &Site, best: &Evaluation) -> Evaluation {
-    let (mut low, mut high, mut chosen) = (0, best.candidate.flights, best.clone());
-    while high - low > 1 {
-        let flights = (low + high) / 2;
-        let evaluation = evaluate(space, site, &Candidate { flights, ..best.candidate });
-        if evaluation.tokens_per_second >= 0.999 * best.tokens_per_second {
-            (high, chosen) = (flights, evaluation);
-        } else {
-            low = flights;
-        }
-    }
-    chosen
 }

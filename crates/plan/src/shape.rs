@@ -91,6 +91,24 @@ impl Shape {
         layers as f64 * self.layer_bytes() + tables * self.table_bytes()
     }
 
+    /// Bytes of weights that the fullest of `nodes` nodes holds.
+    pub fn heaviest_slice(&self, nodes: usize) -> f64 {
+        let slices = even_slices(self.layers, nodes).into_iter().enumerate();
+        let bytes =
+            slices.map(|(index, layers)| self.slice_bytes(layers, index == 0, index + 1 == nodes));
+        bytes.fold(0.0, f64::max)
+    }
+
+    /// What it takes to hold the weights on nodes of so much memory, in words.
+    pub fn nodes_needed(&self, memory: f64) -> String {
+        match (1..=self.layers).find(|&nodes| self.heaviest_slice(nodes) <= memory) {
+            Some(nodes) => format!("{nodes} such nodes would hold it"),
+            None => {
+                "no number of such nodes holds it: one layer with its table is larger".to_owned()
+            }
+        }
+    }
+
     /// Bytes of all weights on one node.
     pub fn model_bytes(&self) -> f64 {
         self.slice_bytes(self.layers, true, true)

@@ -19,8 +19,8 @@ use crate::workload::Workload;
 pub struct Job {
     /// The model.
     pub shape: Shape,
-    /// Positions a row attends to on average.
-    pub context: f64,
+    /// What rows attend to.
+    pub contexts: Contexts,
     /// How prompts are admitted.
     pub admission: Admission,
     /// Rows a seated prompt contributes to a step on average; above 1 where input goes in chunks.
@@ -32,7 +32,7 @@ impl Job {
     pub fn of(shape: &Shape, workload: &Workload, chunk: usize) -> Self {
         Self {
             shape: shape.clone(),
-            context: workload.context_mean(),
+            contexts: Contexts::Mixed(workload.mixture(chunk)),
             admission: Admission::expected(workload, chunk),
             rows_per_seat: workload.rows_per_seat(chunk),
         }
@@ -42,7 +42,7 @@ impl Job {
     pub fn longest(shape: &Shape, context_max: f64, factor: f64) -> Self {
         Self {
             shape: shape.clone(),
-            context: context_max,
+            contexts: Contexts::Fixed(context_max),
             admission: Admission::Oversubscribed { context_max, factor },
             rows_per_seat: 1.0,
         }
@@ -74,23 +74,6 @@ impl Default for Settings {
             local_shares: vec![0.0, 1.0],
         }
     }
-}
-
-/// A configuration a user asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
-    /// K.
-    pub tier1: usize,
-    /// K'.
-    pub tier2: usize,
-    /// Kind of Tier-2 node.
-    pub pool: usize,
-    /// B; without effect in a single tier.
-    pub batch: usize,
-    /// Rows per flight that attend on Tier 1.
-    pub local_rows: usize,
-    /// Flights, if not as many as context memory seats.
-    pub flights: Option<usize>,
 }
 
 /// All candidates with the same nodes: one price, many batches.
@@ -135,7 +118,7 @@ pub struct Space {
 impl Space {
     /// The space of `cluster` for `job`.
     pub fn new(cluster: Cluster, job: Job, settings: Settings) -> Self {
-        let table = |pool: &Pool| Table::of(&pool.kernels, settings.batch_max, job.context);
+        let table = |pool: &Pool| Table::of(&pool.kernels, settings.batch_max, &job.contexts);
         let (tier1, tier2) = (table(&cluster.tier1), cluster.tier2.iter().map(table).collect());
         Self { cluster, job, settings, tier1, tier2, simulated: Mutex::default() }
     }
@@ -197,32 +180,15 @@ impl Space {
 
     fn what_weights_need(&self) -> String {
         let (shape, pool) = (&self.job.shape, &self.cluster.tier1);
-        let fits = |memory: f64, nodes: usize| {
-            let slices = even_slices(shape.layers, nodes);
-            let heaviest = (0..nodes)
-                .map(|index| shape.slice_bytes(slices[index], index == 0, index + 1 == nodes));
-            heaviest.fold(0.0, f64::max) <= memory
-        };
-        let nodes = (1..=shape.layers).find(|&nodes| fits(pool.memory, nodes));
-        let have = pool.nodes.min(shape.layers);
-        let slices = even_slices(shape.layers, have);
-        let heaviest =
-            (0..have).map(|index| shape.slice_bytes(slices[index], index == 0, index + 1 == have));
-        let per_node = heaviest.fold(0.0, f64::max);
-        let more = match nodes {
-            Some(nodes) => format!("{nodes} such nodes would hold it"),
-            None => {
-                "no number of such nodes holds it: one layer with its table is larger".to_owned()
-            }
-        };
         format!(
-            "{} has {:.1} GiB of weights; tier1 has {} nodes of {:.1} GiB. {more}; with {} nodes each needs {:.1} GiB",
+            "{} has {:.1} GiB of weights; tier1 has {} nodes of {:.1} GiB. {}; with {} nodes each needs {:.1} GiB",
             shape.name,
             shape.model_bytes() / GIB,
             pool.nodes,
             pool.memory / GIB,
+            shape.nodes_needed(pool.memory),
             pool.nodes,
-            per_node / GIB
+            shape.heaviest_slice(pool.nodes.min(shape.layers)) / GIB
         )
     }
 
@@ -237,47 +203,6 @@ impl Space {
             largest.tier1,
             bytes / GIB
         )
-    }
-
-    /// The site and candidate a user asks for, or what would be needed; no `flights` means all that find seats.
-    pub fn choose(&self, wish: &Wish) -> Result<(Site, Candidate), PlanError> {
-        let Wish { tier1, tier2, pool, batch, local_rows, flights } = *wish;
-        let sites = self.sites()?;
-        let found = sites.into_iter().find(|site| {
-            (site.tier1, site.tier2) == (tier1, tier2) && (tier2 == 0 || site.pool == pool)
-        });
-        let site = found.ok_or_else(|| {
-            PlanError::NoContext(format!(
-                "{tier1} Tier-1 nodes with {tier2} Tier-2 nodes each are not possible here: the cluster has too few, \
-                 the weights do not fit on that many Tier-1 nodes, or no context fits beside them or on Tier 2"
-            ))
-        })?;
-        let seats_of = |rows: usize| (rows as f64 / self.job.rows_per_seat).ceil() as usize;
-        let mut most = usize::MAX;
-        for (rows, seats) in
-            [(batch * usize::from(tier2 > 0), site.seats_tier2), (local_rows, site.seats_tier1)]
-        {
-            if rows > 0 {
-                most = most.min(seats / seats_of(rows).max(1));
-            }
-        }
-        let candidate =
-            Candidate { tier1, tier2, pool, batch, local_rows, flights: flights.unwrap_or(most) };
-        if candidate.rows() == 0 {
-            return Err(PlanError::NoContext(
-                "a flight without rows does nothing: raise the batch".to_owned(),
-            ));
-        }
-        if most == 0 || candidate.flights > most {
-            return Err(PlanError::NoContext(format!(
-                "{} flights of {batch} rows per Tier-2 node and {local_rows} local rows; memory seats {most} \
-                 (a Tier-2 node {} prompts, a Tier-1 node {})",
-                candidate.flights.max(1),
-                site.seats_tier2,
-                site.seats_tier1
-            )));
-        }
-        Ok((site, candidate))
     }
 
     /// The candidates of a site: every batch up to 66 rows per node, larger ones in steps of about 3%.
@@ -339,7 +264,7 @@ impl Space {
             shape: self.job.shape.clone(),
             slices: site.slices.iter().map(slice).collect(),
             flights: candidate.flights,
-            contexts: Contexts::Fixed(self.job.context),
+            contexts: self.job.contexts.clone(),
             hop: self.cluster.tier1.link,
             inter: self.cluster.inter,
             tier2_bandwidth: self

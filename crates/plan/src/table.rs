@@ -1,5 +1,6 @@
 //! Kernel times of a pool, one for each batch, so that a search looks them up.
 
+use crate::configuration::Contexts;
 use crate::kernels::Kernels;
 
 /// Kernel times of a pool for every batch.
@@ -12,18 +13,32 @@ pub(crate) struct Table {
     pub attention: Vec<f64>,
     /// Batches between which the times are linear.
     pub knots: Vec<usize>,
+    /// Least seconds a row of pre, fused and post in batches of up to so many rows.
+    pub least_per_row: Vec<[f64; 3]>,
+    /// Least seconds of each in any batch.
+    pub least: [f64; 3],
 }
 
 impl Table {
-    pub fn of(kernels: &Kernels, rows_max: usize, context: f64) -> Self {
+    pub fn of(kernels: &Kernels, rows_max: usize, contexts: &Contexts) -> Self {
         let over = |time: &dyn Fn(usize) -> f64| (0..=rows_max).map(time).collect();
+        let (mut per_row, mut least) = ([f64::INFINITY; 3], [f64::INFINITY; 3]);
+        let mut least_per_row = vec![per_row];
+        for rows in 1..=rows_max {
+            let times = [kernels.pre(rows), kernels.fused(rows), kernels.post(rows)];
+            per_row = std::array::from_fn(|stage| per_row[stage].min(times[stage] / rows as f64));
+            least = std::array::from_fn(|stage| least[stage].min(times[stage]));
+            least_per_row.push(per_row);
+        }
         Self {
             pre: over(&|rows| kernels.pre(rows)),
             post: over(&|rows| kernels.post(rows)),
             fused: over(&|rows| kernels.fused(rows)),
             classify: over(&|rows| kernels.classify(rows)),
-            attention: over(&|rows| kernels.attention(rows, context)),
+            attention: over(&|rows| contexts.attention(kernels, rows)),
             knots: kernels.knots(),
+            least_per_row,
+            least,
         }
     }
 }

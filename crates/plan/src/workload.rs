@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::error::{PlanError, read_text};
+use crate::kernels::Kernels;
 use crate::random::Random;
 
 /// Positions in a page; contexts are allocated in whole pages.
@@ -39,6 +40,65 @@ pub struct Workload {
     lengths: Vec<Length>,
     /// Rows of all prompts up to and including each: a row drawn at random falls on its prompt.
     rows_until: Vec<u64>,
+}
+
+/// How the rows of a job attend on average: some generate, one of each prompt, the others stand in prefill chunks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mixture {
+    /// Share of the rows that stand in chunks.
+    prefill_share: f64,
+    /// Rows of a chunk.
+    chunk_rows: f64,
+    /// Positions of a chunk's prompt once the chunk is in.
+    chunk_context: f64,
+    /// Positions a generating row attends to.
+    context: f64,
+}
+
+impl Mixture {
+    /// Positions a row attends to on average.
+    pub fn context_mean(&self) -> f64 {
+        let prefill = self.chunk_context - (self.chunk_rows - 1.0) / 2.0;
+        self.prefill_share * prefill + (1.0 - self.prefill_share) * self.context
+    }
+
+    /// Seconds of one layer's attention of `rows` rows; a part of a row takes that part of its time.
+    pub fn attention(&self, kernels: &Kernels, rows: usize) -> f64 {
+        let generating = rows as f64 * (1.0 - self.prefill_share);
+        let (low, part) = (generating.floor(), generating.fract());
+        let at = |rows: f64| kernels.attention(rows as usize, self.context);
+        let chunks = rows as f64 * self.prefill_share / self.chunk_rows;
+        let chunk = kernels.prefill(self.chunk_rows.round() as usize, self.chunk_context);
+        at(low) * (1.0 - part) + at(low + 1.0) * part + chunks * chunk
+    }
+}
+
+/// What of a workload a model's context cannot hold, as `run` treats it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Clipped {
+    /// Prompts that fill a context by themselves: `run` answers them with an error line.
+    pub refused: usize,
+    /// Completions that end where the context does.
+    pub shortened: usize,
+}
+
+impl Clipped {
+    /// What was left out, in words; nothing where nothing was.
+    pub fn words(&self, context_max: usize) -> Option<String> {
+        let prompts = |count: usize| match count {
+            1 => "1 prompt".to_owned(),
+            count => format!("{count} prompts"),
+        };
+        let mut parts = Vec::new();
+        if self.refused > 0 {
+            parts.push(format!("{} too long to run", prompts(self.refused)));
+        }
+        if self.shortened > 0 {
+            parts.push(format!("the completions of {} cut short", prompts(self.shortened)));
+        }
+        let parts = (!parts.is_empty()).then(|| parts.join(", "))?;
+        Some(format!("the model's context has {context_max} tokens: {parts}"))
+    }
 }
 
 /// Context that a seat holds at a random step, in tokens, whole pages.
@@ -162,6 +222,49 @@ impl Workload {
         Self::new(&name, lengths)
     }
 
+    /// The workload as a model of `context_max` positions runs it.
+    pub fn within(&self, context_max: usize) -> Result<(Self, Clipped), PlanError> {
+        let mut clipped = Clipped::default();
+        let mut lengths = Vec::with_capacity(self.lengths.len());
+        for &Length { prompt, output } in &self.lengths {
+            let Some(room) = context_max.checked_sub(prompt).filter(|room| *room > 0) else {
+                clipped.refused += 1;
+                continue;
+            };
+            clipped.shortened += usize::from(output > room);
+            lengths.push(Length { prompt, output: output.min(room) });
+        }
+        if lengths.is_empty() {
+            let problem = format!("every prompt is longer than the model's {context_max} tokens");
+            return Err(PlanError::field(&self.name, "prompt_tokens", problem));
+        }
+        Ok((Self::new(&self.name, lengths)?, clipped))
+    }
+
+    /// How rows attend on average when input goes in chunks.
+    pub fn mixture(&self, chunk: usize) -> Mixture {
+        let (mut chunks, mut prefill, mut chunk_positions) = (0.0, 0.0, 0.0);
+        let (mut generating, mut positions) = (0.0, 0.0);
+        for length in &self.lengths {
+            let (prompt, whole) = (length.prompt as f64, length.prompt / chunk);
+            let rest = (length.prompt % chunk) as f64;
+            chunks += length.prompt.div_ceil(chunk) as f64;
+            prefill += prompt;
+            // Weighed by rows: chunks end after 1, 2, … times `chunk` positions, the last one with the prompt.
+            let (rows, whole) = (chunk as f64, whole as f64);
+            chunk_positions += rows * rows * whole * (whole + 1.0) / 2.0 + rest * prompt;
+            let (first, last) = (prompt + 1.0, length.rows() as f64);
+            generating += last - prompt;
+            positions += (first + last) / 2.0 * (last - prompt);
+        }
+        Mixture {
+            prefill_share: prefill / (prefill + generating),
+            chunk_rows: prefill / chunks,
+            chunk_context: chunk_positions / prefill,
+            context: if generating > 0.0 { positions / generating } else { 1.0 },
+        }
+    }
+
     /// The prompts' lengths.
     pub fn lengths(&self) -> &[Length] {
         &self.lengths
@@ -267,6 +370,32 @@ mod tests {
             "{mean} against {}",
             workload.context_mean()
         );
+    }
+
+    #[test]
+    fn a_mixture_attends_to_what_the_workload_does() {
+        for (prompt, output, chunk) in [(3, 2, 4), (100, 1, 16), (1, 50, 16), (1000, 300, 256)] {
+            let workload = Workload::uniform(prompt, output, 5).expect("valid");
+            let (mean, mixed) = (workload.context_mean(), workload.mixture(chunk).context_mean());
+            assert!((mixed / mean - 1.0).abs() < 0.05, "{prompt}+{output}: {mixed} for {mean}");
+        }
+    }
+
+    #[test]
+    fn lengths_beyond_the_context_are_cut_as_run_cuts_them() {
+        let lengths = [(10, 900_000), (4096, 5), (4095, 5), (20, 30)];
+        let lengths = lengths.map(|(prompt, output)| Length { prompt, output }).to_vec();
+        let workload = Workload::new("w", lengths).expect("valid");
+        let (within, clipped) = workload.within(4096).expect("some fit");
+        let outputs: Vec<usize> = within.lengths().iter().map(|length| length.output).collect();
+        assert_eq!(outputs, [4086, 1, 30]);
+        assert_eq!(
+            clipped.words(4096).expect("something was cut"),
+            "the model's context has 4096 tokens: 1 prompt too long to run, the completions of 2 prompts cut short"
+        );
+        assert_eq!(within.within(4096).expect("all fit").1.words(4096), None);
+        let error = workload.within(10).unwrap_err().to_string();
+        assert!(error.contains("every prompt is longer than the model's 10 tokens"), "{error}");
     }
 
     #[test]

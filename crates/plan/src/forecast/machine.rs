@@ -4,6 +4,7 @@ use super::cores::{Core, Turn};
 use super::{Deployment, Forecast, Place};
 use crate::calculus::Traffic;
 use crate::heap::{Heap, time_key, time_of};
+use crate::profile::Overheads;
 use crate::random::Random;
 use crate::trace::{Span, Trace};
 use crate::workload::Length;
@@ -12,14 +13,13 @@ use glinthawk_protocol::{
     Home, Launch, Merge, Prompt, PromptId, Sampling, ShardId, Stage, Tier1Action, Tier1Node,
     Tier1Work, Tier2Node,
 };
-use std::collections::HashMap;
 
 /// Bytes of a message before its rows.
 const HEADER_BYTES: f64 = 64.0;
 /// Bytes of a row's entry in a message's table.
 const ROW_ENTRY_BYTES: f64 = 12.0;
 /// Events after which the rest of a job is taken to go on at the same pace.
-const EVENTS_MAX: u64 = 3_000_000;
+const EVENTS_MAX: u64 = 200_000_000;
 
 enum Message {
     Launch { slice: usize, launch: Launch },
@@ -47,17 +47,35 @@ enum Event {
     Arrived(usize),
     /// A message that arrived has its receiver's core.
     Admitted(usize),
+    /// A process with a machine to itself looks for work, after all that happens at this moment.
+    Looks(usize),
+    /// Such a process finished what it computed.
+    Computed(usize),
 }
 
 /// A message under way.
 struct Parcel {
     message: Message,
     bytes: f64,
-    /// Whether it crosses from tier to tier.
-    between_tiers: bool,
+    /// Messages of the real engine that it stands for.
+    count: f64,
+    way: Way,
     to_core: usize,
-    /// One direction between two nodes.
-    link: (usize, usize),
+    /// The process that receives it; none is the dispatcher.
+    receiver: Option<usize>,
+}
+
+/// What a message crosses.
+#[derive(Clone, Copy)]
+enum Way {
+    /// Nothing: dispatcher and first slice are neighbours.
+    Near,
+    /// From a slice's Tier-1 node to an attention worker of its, or back.
+    Tiers { slice: usize, worker: usize, back: bool },
+    /// From a slice to the next.
+    Hop { slice: usize },
+    /// From the last slice to the dispatcher beside the first: delay without weight.
+    Home,
 }
 
 enum Work {
@@ -69,16 +87,26 @@ enum Work {
 struct Process {
     core: usize,
     work: Option<(Work, f64)>,
+    /// Whether it is about to look for work.
+    called: bool,
 }
 
 pub(super) struct Machine<'a> {
     deployment: &'a Deployment,
+    /// Whether every process has its machine to itself and messages cost nothing but their way: no core is shared,
+    /// and none needs to be simulated.
+    apart: bool,
     now: f64,
     sequence: u64,
     events: Heap<Event>,
     parcels: Vec<Option<Parcel>>,
     parcels_free: Vec<usize>,
-    links: HashMap<(usize, usize), f64>,
+    /// When each attention worker's link is free, out and back; (slice, lane), row-major.
+    links: Vec<[f64; 2]>,
+    /// When each Tier-1 node's port to Tier 2 is free, out and back.
+    ports: Vec<[f64; 2]>,
+    /// When each slice's link to the next is free.
+    hops: Vec<f64>,
     cores: Vec<Core<After>>,
     processes: Vec<Process>,
     dispatcher: Dispatcher,
@@ -86,11 +114,13 @@ pub(super) struct Machine<'a> {
     /// (slice, lane), row-major
     tier2: Vec<Tier2Node>,
     lengths: std::iter::Enumerate<std::slice::Iter<'a, Length>>,
+    /// Layers that one simulated layer of each slice stands for.
+    grains: Vec<f64>,
     /// Seconds of one layer's attention of each shard in the air.
-    attention: HashMap<ShardId, f64>,
-    launched: HashMap<ShardId, f64>,
-    /// When each shard became ready where it is.
-    ready: HashMap<(ShardId, bool), f64>,
+    attention: Vec<f64>,
+    launched: Vec<Option<f64>>,
+    /// When each shard became ready where it is: for weights, for attention.
+    ready: Vec<[f64; 2]>,
     random: Random,
     forecast: Forecast,
     trace: Option<&'a mut Trace>,
@@ -100,9 +130,12 @@ impl<'a> Machine<'a> {
     pub fn new(
         deployment: &'a Deployment,
         lengths: &'a [Length],
+        grain: usize,
         trace: Option<&'a mut Trace>,
     ) -> Self {
         let slices = deployment.slices.len();
+        let simulated = |layers: &usize| layers.div_ceil(grain);
+        let shards = deployment.flights as usize * deployment.lanes();
         let lanes = deployment.lanes();
         let processes = match deployment.place {
             Place::OneProcess { .. } => 1,
@@ -116,18 +149,21 @@ impl<'a> Machine<'a> {
         };
         let merge = if deployment.whole_flights { Merge::WholeFlights } else { Merge::Ready };
         let rows_max = deployment.batch as usize * lanes;
-        let slots = deployment.flights * deployment.batch;
         Self {
             deployment,
+            apart: deployment.place == Place::OwnMachines
+                && deployment.tier1.overheads() == Overheads::default(),
             now: 0.0,
             sequence: 0,
             events: Heap::default(),
             parcels: Vec::new(),
             parcels_free: Vec::new(),
-            links: HashMap::new(),
+            links: vec![[0.0; 2]; slices * lanes],
+            ports: vec![[0.0; 2]; slices],
+            hops: vec![0.0; slices],
             cores: vec![Core::new(processes); cores],
             processes: (0..processes)
-                .map(|index| Process { core: index % cores, work: None })
+                .map(|index| Process { core: index % cores, work: None, called: false })
                 .collect(),
             dispatcher: Dispatcher::new(DispatcherConfig {
                 flights: deployment.flights,
@@ -141,17 +177,20 @@ impl<'a> Machine<'a> {
             tier1: deployment
                 .slices
                 .iter()
-                .map(|&layers| Tier1Node::new(layers as u32, rows_max, merge))
+                .map(|layers| Tier1Node::new(simulated(layers) as u32, rows_max, merge))
                 .collect(),
-            tier2: (0..slices * lanes)
-                .map(|_| Tier2Node::new(slots, deployment.lane_pages))
-                .collect(),
+            tier2: (0..slices * lanes).map(|_| Tier2Node::new(0, deployment.lane_pages)).collect(),
             lengths: lengths.iter().enumerate(),
-            attention: HashMap::new(),
-            launched: HashMap::new(),
-            ready: HashMap::new(),
+            grains: deployment
+                .slices
+                .iter()
+                .map(|layers| *layers as f64 / simulated(layers) as f64)
+                .collect(),
+            attention: vec![0.0; shards],
+            launched: vec![None; shards],
+            ready: vec![[0.0; 2]; shards],
             random: Random::new(1),
-            forecast: Forecast::new(slices, slices * lanes),
+            forecast: Forecast { layers_as_one: grain, ..Forecast::new(slices, slices * lanes) },
             trace,
         }
     }
@@ -175,6 +214,11 @@ impl<'a> Machine<'a> {
                 Event::Core { .. } => {}
                 Event::Arrived(parcel) => self.arrived(parcel),
                 Event::Admitted(parcel) => self.admitted(parcel),
+                Event::Looks(process) => self.look(process),
+                Event::Computed(process) => {
+                    self.computed(process);
+                    self.call(process);
+                }
             }
             if handled == EVENTS_MAX {
                 break;
@@ -201,7 +245,15 @@ impl<'a> Machine<'a> {
         }
     }
 
+    fn shard(&self, shard: ShardId) -> usize {
+        shard.flight as usize * self.deployment.lanes() + shard.lane as usize
+    }
+
     fn urgent(&mut self, core: usize, seconds: f64, after: After) {
+        // What takes no time needs no core, and most forecasts of a catalogue's devices are of such.
+        if seconds == 0.0 {
+            return self.after(after);
+        }
         self.cores[core].add_urgent(self.now, seconds, after);
         self.foresee(core);
     }
@@ -253,13 +305,10 @@ impl<'a> Machine<'a> {
                 // The dispatcher's own work takes time here too.
                 Message::Home(_) => {
                     let work = self.dispatching(rows);
-                    let parcel = self.parcel(Parcel {
-                        message,
-                        bytes: 0.0,
-                        between_tiers: false,
-                        to_core: 0,
-                        link: (0, 0),
-                    });
+                    let (way, receiver) = (Way::Near, None);
+                    let parcel =
+                        Parcel { message, bytes: 0.0, count: 1.0, way, to_core: 0, receiver };
+                    let parcel = self.parcel(parcel);
                     self.urgent(0, work, After::Received(parcel));
                 }
                 message => self.handle(message),
@@ -267,13 +316,26 @@ impl<'a> Machine<'a> {
         }
         let shape = &self.deployment.shape;
         let traffic = Traffic::ResidualHome;
-        let (payload, between_tiers) = match &message {
-            Message::Attend { .. } => (traffic.out_bytes(shape), true),
-            Message::Attended { .. } => (traffic.back_bytes(shape), true),
-            Message::Launch { slice, .. } if *slice > 0 => (traffic.hop_bytes(shape), false),
-            Message::Launch { .. } | Message::Home(_) => (0.0, false),
+        let lanes = self.deployment.lanes();
+        let tiers = |slice: usize, shard: ShardId, back: bool| {
+            let way = Way::Tiers { slice, worker: slice * lanes + shard.lane as usize, back };
+            (way, self.grains[slice])
         };
-        let bytes = HEADER_BYTES + rows as f64 * (ROW_ENTRY_BYTES + payload);
+        let (payload, (way, count)) = match &message {
+            Message::Attend { slice, attend } => {
+                (traffic.out_bytes(shape), tiers(*slice, attend.step.shard, false))
+            }
+            Message::Attended { slice, attended } => {
+                (traffic.back_bytes(shape), tiers(*slice, attended.step.shard, true))
+            }
+            Message::Launch { slice: 0, .. } => (0.0, (Way::Near, 1.0)),
+            Message::Launch { slice, .. } => {
+                (traffic.hop_bytes(shape), (Way::Hop { slice: slice - 1 }, 1.0))
+            }
+            Message::Home(_) if self.tier1.len() == 1 => (0.0, (Way::Near, 1.0)),
+            Message::Home(_) => (0.0, (Way::Home, 1.0)),
+        };
+        let bytes = count * (HEADER_BYTES + rows as f64 * (ROW_ENTRY_BYTES + payload));
         match &message {
             Message::Attended { .. } => self.forecast.tier2_bytes += bytes,
             _ if from.is_some() => self.forecast.tier1_bytes += bytes,
@@ -284,11 +346,10 @@ impl<'a> Machine<'a> {
             None => machine.dispatcher_core(),
         };
         let (from_core, to_core) = (core_of(self, from), core_of(self, to));
-        let end = |process: Option<usize>| process.map_or(usize::MAX, |process| process);
-        let link = (end(from), end(to));
         let overheads = self.deployment.tier1.overheads();
-        let seconds = overheads.message + overheads.byte * bytes;
-        let parcel = self.parcel(Parcel { message, bytes, between_tiers, to_core, link });
+        let seconds = count * overheads.message + overheads.byte * bytes;
+        let parcel = Parcel { message, bytes, count, way, to_core, receiver: to };
+        let parcel = self.parcel(parcel);
         self.urgent(from_core, seconds, After::Sent(parcel));
     }
 
@@ -307,28 +368,45 @@ impl<'a> Machine<'a> {
     }
 
     fn sent(&mut self, index: usize) {
-        let parcel = self.parcels[index].as_ref().expect("a parcel under way");
-        let mut at = self.now;
-        if parcel.between_tiers {
-            let free = self.links.entry(parcel.link).or_default();
-            *free = free.max(self.now) + parcel.bytes / self.deployment.bandwidth;
-            at = *free + self.deployment.delay;
-        }
+        let Parcel { bytes, count, way, .. } =
+            *self.parcels[index].as_ref().expect("a parcel under way");
+        let Deployment { delay, bandwidth, port, hop, .. } = self.deployment;
+        let at = match way {
+            Way::Near => self.now,
+            Way::Home => self.now + hop.rtt / 2.0,
+            Way::Hop { slice } => {
+                let free = &mut self.hops[slice];
+                *free = free.max(self.now) + bytes / hop.bandwidth;
+                *free + hop.rtt / 2.0
+            }
+            // What leaves one end arrives at the other at once: the slower end decides.
+            Way::Tiers { slice, worker, back } => {
+                let near = &mut self.ports[slice][usize::from(back)];
+                let far = &mut self.links[worker][usize::from(back)];
+                let begins = if back { far.max(self.now) } else { near.max(self.now) };
+                *near = near.max(begins) + bytes / port;
+                *far = far.max(begins) + bytes / bandwidth;
+                near.max(*far) + count * delay
+            }
+        };
         self.schedule(at, Event::Arrived(index));
     }
 
     /// A message waits until its receiver's core has woken, or leaves another process: mostly not for long, now and then
     /// longer. What is alike for ever would stay in step for ever if that always took the same time.
     fn arrived(&mut self, index: usize) {
-        let parcel = self.parcels[index].as_ref().expect("a parcel under way");
-        let (core, receiver) = (parcel.to_core, parcel.link.1);
-        let others = self.processes.iter().enumerate().any(|(index, process)| {
-            process.core == core && index != receiver && process.work.is_some()
-        });
         let overheads = self.deployment.tier1.overheads();
+        if overheads.wake == 0.0 && overheads.crowded == 0.0 {
+            return self.admitted(index);
+        }
+        let parcel = self.parcels[index].as_ref().expect("a parcel under way");
+        let (core, receiver) = (parcel.to_core, parcel.receiver);
+        let others = self.processes.iter().enumerate().any(|(index, process)| {
+            process.core == core && Some(index) != receiver && process.work.is_some()
+        });
         let mean = match (self.cores[core].is_idle(), others) {
-            (true, _) => overheads.wake,
-            (false, true) => overheads.crowded,
+            (true, _) => parcel.count * overheads.wake,
+            (false, true) => parcel.count * overheads.crowded,
             (false, false) => 0.0,
         };
         let wait = -mean * (1.0 - self.random.unit()).ln();
@@ -338,7 +416,7 @@ impl<'a> Machine<'a> {
     fn admitted(&mut self, index: usize) {
         let parcel = self.parcels[index].as_ref().expect("a parcel under way");
         let overheads = self.deployment.tier1.overheads();
-        let mut seconds = overheads.message + overheads.byte * parcel.bytes;
+        let mut seconds = parcel.count * overheads.message + overheads.byte * parcel.bytes;
         let core = parcel.to_core;
         if let Message::Home(home) = &parcel.message {
             seconds += self.dispatching(home.tokens.len());
@@ -349,24 +427,30 @@ impl<'a> Machine<'a> {
     fn handle(&mut self, message: Message) {
         match message {
             Message::Launch { slice, launch } => {
-                self.ready.insert((launch.step.shard, false), self.now);
+                let shard = self.shard(launch.step.shard);
+                self.ready[shard][0] = self.now;
                 self.tier1[slice].arrive(launch, ());
                 self.wake(self.tier1_process(slice));
             }
             Message::Attend { slice, attend } => {
                 let lane = attend.step.shard.lane as usize;
-                self.ready.insert((attend.step.shard, true), self.now);
+                let shard = self.shard(attend.step.shard);
+                self.ready[shard][1] = self.now;
                 let worker = slice * self.deployment.lanes() + lane;
-                self.tier2[worker].take(attend, ()).expect("the dispatcher counts pages and slots");
+                // Its page tables are not needed, and entering every row on every layer would take most of the time.
+                let attend = Attend { rows: Vec::new(), ..attend };
+                self.tier2[worker].take(attend, ()).expect("nothing to enter");
                 self.wake(self.tier2_process(slice, lane));
             }
             Message::Attended { slice, attended } => {
-                self.ready.insert((attended.step.shard, false), self.now);
+                let shard = self.shard(attended.step.shard);
+                self.ready[shard][0] = self.now;
                 self.tier1[slice].attended(&attended);
                 self.wake(self.tier1_process(slice));
             }
             Message::Home(home) => {
-                if let Some(launched) = self.launched.remove(&home.step.shard) {
+                let shard = self.shard(home.step.shard);
+                if let Some(launched) = self.launched[shard].take() {
                     self.forecast.steps += 1;
                     self.forecast.step_seconds += self.now - launched;
                 }
@@ -402,8 +486,9 @@ impl<'a> Machine<'a> {
         self.dispatcher.fill(&mut actions);
         for action in actions {
             if let DispatcherAction::Launch(launch) = action {
-                self.attention.insert(launch.step.shard, self.attention_seconds(&launch));
-                self.launched.insert(launch.step.shard, self.now);
+                let shard = self.shard(launch.step.shard);
+                self.attention[shard] = self.attention_seconds(&launch);
+                self.launched[shard] = Some(self.now);
                 let rows = launch.rows.len();
                 let to = Some(self.tier1_process(0));
                 self.send(None, to, rows, Message::Launch { slice: 0, launch });
@@ -427,8 +512,28 @@ impl<'a> Machine<'a> {
         seconds + kernels.attention(decoding, positions / f64::from(decoding.max(1) as u32))
     }
 
+    /// Has a process with a machine to itself look for work, if it is not computing or about to.
+    fn call(&mut self, process: usize) {
+        let state = &mut self.processes[process];
+        if state.work.is_none() && !state.called {
+            state.called = true;
+            self.schedule(self.now, Event::Looks(process));
+        }
+    }
+
+    fn look(&mut self, process: usize) {
+        self.processes[process].called = false;
+        if let Some((work, seconds)) = self.next_work(process) {
+            self.processes[process].work = Some((work, self.now));
+            self.schedule(self.now + seconds, Event::Computed(process));
+        }
+    }
+
     /// Wakes a process that has something to do.
     fn wake(&mut self, process: usize) {
+        if self.apart {
+            return self.call(process);
+        }
         let core = self.processes[process].core;
         if self.cores[core].wake(self.now, process) {
             self.foresee(core);
@@ -466,21 +571,24 @@ impl<'a> Machine<'a> {
         let node = &self.tier1[slice];
         let rows: usize = work.steps.iter().map(|step| node.rows(*step).len()).sum();
         let kernels = &self.deployment.tier1;
+        // Layers that this one also stands for lie half before its attention and half after.
+        let grain = self.grains[slice];
+        let more = if grain > 1.0 { (grain - 1.0) / 2.0 * kernels.fused(rows) } else { 0.0 };
         let seconds = match work.stage {
-            Stage::Enter => kernels.pre(rows),
-            Stage::Middle(_) => kernels.fused(rows),
-            Stage::Exit if slice + 1 < self.tier1.len() => kernels.post(rows),
+            Stage::Enter => kernels.pre(rows) + more,
+            Stage::Middle(_) => grain * kernels.fused(rows),
+            Stage::Exit if slice + 1 < self.tier1.len() => kernels.post(rows) + more,
             Stage::Exit => {
                 let samples = work.steps.iter().map(|step| node.samples(*step).len()).sum();
                 let classify = match self.deployment.greedy {
                     true => kernels.classify(samples),
                     false => kernels.logits(samples),
                 };
-                kernels.post(rows) + classify
+                kernels.post(rows) + more + classify
             }
         };
         for step in &work.steps {
-            let waited = self.now - self.ready.remove(&(step.shard, false)).unwrap_or(self.now);
+            let waited = self.now - self.ready[self.shard(step.shard)][0];
             self.forecast.queueing_seconds += waited;
         }
         self.forecast.tier1_batches += 1;
@@ -490,9 +598,9 @@ impl<'a> Machine<'a> {
 
     fn tier2_work(&mut self, slice: usize, lane: usize) -> Option<(Work, f64)> {
         let (attend, ()) = self.tier2[slice * self.deployment.lanes() + lane].start()?;
-        let waited = self.now - self.ready.remove(&(attend.step.shard, true)).unwrap_or(self.now);
-        self.forecast.queueing_seconds += waited;
-        let seconds = self.attention[&attend.step.shard];
+        let shard = self.shard(attend.step.shard);
+        self.forecast.queueing_seconds += self.now - self.ready[shard][1];
+        let seconds = self.grains[slice] * self.attention[shard];
         Some((Work::Tier2(slice, attend), seconds))
     }
 
@@ -516,7 +624,7 @@ impl<'a> Machine<'a> {
                 self.forecast.tier2_seconds[worker] += seconds;
                 self.record(Span::tier2(worker as u32), started, seconds, &attend.step.shard);
                 let attended = self.tier2[worker].computed();
-                let rows = attend.rows.len();
+                let rows = self.tier1[slice].rows(attend.step).len();
                 let (from, to) = (self.tier2_process(slice, lane), self.tier1_process(slice));
                 let message = Message::Attended { slice, attended };
                 self.send(Some(from), Some(to), rows, message);

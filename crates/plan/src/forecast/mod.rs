@@ -3,6 +3,12 @@
 //!
 //! The planner's simulator (`simulator.rs`) knows only the settled state and is fast enough to search with; this is
 //! for the one job that will be run.
+//!
+//! A large cluster makes many events for each step of a shard: two messages and two kernels a layer. Where a job would
+//! take minutes to simulate, one simulated layer stands for several: it takes as long as they do together in kernels,
+//! on links and in messages, so a step takes as long as before. Shards that visit Tier 1 less often, and stay longer,
+//! meet there more often: where Tier 1 is the limit and its batches are small, two layers as one make a forecast up to
+//! a sixth too fast. A forecast says when it was made so.
 
 mod cores;
 mod machine;
@@ -12,6 +18,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::bound::Bottleneck;
+use crate::calculus::Link;
 use crate::kernels::Kernels;
 use crate::shape::Shape;
 use crate::trace::Trace;
@@ -20,6 +28,9 @@ use machine::Machine;
 
 /// Prompts for each seat that are run through; of a longer job, the rest follows at the pace of the last of them.
 const PROMPTS_PER_SEAT: usize = 4;
+
+/// Visits of shards to layers up to which every layer is simulated by itself.
+const VISITS_MAX: f64 = 8_000_000.0;
 
 /// What the nodes have to themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +79,10 @@ pub struct Deployment {
     pub delay: f64,
     /// Bytes per second between a Tier-1 and a Tier-2 node, each direction; infinite where nothing limits it.
     pub bandwidth: f64,
+    /// Bytes per second between a Tier-1 node and all its Tier-2 nodes together, each direction.
+    pub port: f64,
+    /// From slice to slice, each on a machine of its own.
+    pub hop: Link,
     /// Who shares what.
     pub place: Place,
 }
@@ -80,6 +95,22 @@ impl Deployment {
 
     fn seats(&self) -> usize {
         self.batch as usize * self.flights as usize * self.lanes()
+    }
+
+    /// Layers that one simulated layer stands for, so that a job of these lengths does not take too long to simulate.
+    fn grain(&self, lengths: &[Length]) -> usize {
+        let steps = |length: &Length| length.steps(self.chunk as usize) as f64;
+        let all: f64 = lengths.iter().map(steps).sum();
+        let longest = lengths.iter().map(steps).fold(0.0, f64::max);
+        // While there are enough prompts every step of a shard carries a batch of them, then fewer and fewer.
+        let shards = f64::from(self.flights) * self.lanes() as f64;
+        let shard_steps = (all / f64::from(self.batch) + shards * longest).min(all);
+        let most = *self.slices.iter().max().expect("there is a slice");
+        let visits = |grain: usize| {
+            shard_steps
+                * self.slices.iter().map(|layers| layers.div_ceil(grain) as f64).sum::<f64>()
+        };
+        (1..=most).find(|&grain| visits(grain) <= VISITS_MAX).unwrap_or(most)
     }
 }
 
@@ -116,6 +147,8 @@ pub struct Forecast {
     pub preemptions: u64,
     /// Seconds of the part that was run through.
     pub simulated_seconds: f64,
+    /// Layers that one simulated layer stood for: 1, unless the job would have taken too long to simulate.
+    pub layers_as_one: usize,
     rows_done: u64,
     /// Events of the simulation.
     pub events: u64,
@@ -131,6 +164,31 @@ impl Forecast {
         self.tokens / self.seconds
     }
 
+    /// What is busiest on `deployment`; latency where nothing is busy for most of the time.
+    pub fn bottleneck(&self, deployment: &Deployment) -> Bottleneck {
+        let most = |seconds: &[f64]| seconds.iter().copied().fold(0.0, f64::max);
+        let lanes = deployment.lanes();
+        let own = usize::from(deployment.local_lane);
+        let remote: Vec<f64> =
+            self.tier2_seconds.chunks(lanes).flat_map(|of| &of[own..]).copied().collect();
+        let local = self.tier2_seconds.chunks(lanes).map(|of| of[..own].iter().sum::<f64>());
+        let tier1: Vec<f64> =
+            self.tier1_seconds.iter().zip(local).map(|(own, attention)| own + attention).collect();
+        let slices = deployment.slices.len() as f64;
+        let out = self.tier1_bytes.max(self.tier2_bytes) / slices;
+        let loads = [
+            (most(&tier1), Bottleneck::Tier1Compute),
+            (most(&remote), Bottleneck::Tier2Compute),
+            (out / deployment.port, Bottleneck::InterTierLink),
+            (out / deployment.tier2.max(1) as f64 / deployment.bandwidth, Bottleneck::Tier2Link),
+        ];
+        let busiest = loads.into_iter().max_by(|one, other| one.0.total_cmp(&other.0));
+        match busiest {
+            Some((seconds, what)) if 2.0 * seconds > self.simulated_seconds => what,
+            _ => Bottleneck::Latency,
+        }
+    }
+
     /// The forecast as text for a terminal.
     pub fn render(&self) -> String {
         let mut text = String::new();
@@ -138,6 +196,17 @@ impl Forecast {
             writeln!(text, "{name:<22}{value}").expect("writing to a string does not fail");
         };
         say("the job", format!("{:.2} s, {:.1} tokens/s", self.seconds, self.tokens_per_second()));
+        if self.layers_as_one > 1 {
+            let layers = self.layers_as_one;
+            say(
+                "  simulated",
+                format!("{layers} layers as one, which may be some percent too fast"),
+            );
+        }
+        if self.share_simulated < 1.0 {
+            let share = 100.0 * self.share_simulated;
+            say("  simulated", format!("{share:.1}% of it; the rest follows at the same pace"));
+        }
         let steps = self.steps.max(1) as f64;
         let tier2: f64 = self.tier2_seconds.iter().sum();
         let network = self.step_seconds - self.tier1_shard_seconds - tier2 - self.queueing_seconds;
@@ -177,6 +246,16 @@ pub fn forecast(
     workload: &Workload,
     trace: Option<&mut Trace>,
 ) -> Forecast {
+    forecast_with(deployment, workload, Deployment::grain, trace)
+}
+
+/// The same with a choice of how many layers a simulated one stands for.
+fn forecast_with(
+    deployment: &Deployment,
+    workload: &Workload,
+    grain: impl Fn(&Deployment, &[Length]) -> usize,
+    trace: Option<&mut Trace>,
+) -> Forecast {
     let lengths = workload.lengths();
     if let Place::OneProcess { lanes } = deployment.place
         && lanes > 1
@@ -186,15 +265,17 @@ pub fn forecast(
     let enough = PROMPTS_PER_SEAT * deployment.seats().max(16);
     let tokens = workload.rows() + lengths.len() as f64;
     let (mut forecast, rows) = if lengths.len() <= 2 * enough {
-        (Machine::new(deployment, lengths, trace).run(), workload.rows())
+        let grain = grain(deployment, lengths);
+        (Machine::new(deployment, lengths, grain, trace).run(), workload.rows())
     } else {
         // Two jobs of the same mixture, one twice as long: what the second half takes, every further one takes.
         let (short, long) = (sample(lengths, enough), sample(lengths, 2 * enough));
         let rows =
             |lengths: &[Length]| lengths.iter().map(|length| length.rows() as f64).sum::<f64>();
         let (short_rows, long_rows) = (rows(&short), rows(&long));
-        let short = Machine::new(deployment, &short, None).run();
-        let mut long = Machine::new(deployment, &long, trace).run();
+        let grain = grain(deployment, &long);
+        let short = Machine::new(deployment, &short, grain, None).run();
+        let mut long = Machine::new(deployment, &long, grain, trace).run();
         long.simulated_seconds = long.seconds;
         let cut = |forecast: &Forecast, rows: f64| (forecast.rows_done as f64) < rows;
         if !cut(&short, short_rows) && !cut(&long, long_rows) {
@@ -276,6 +357,8 @@ mod tests {
             tier2_kernels: kernels,
             delay: 0.0,
             bandwidth: f64::INFINITY,
+            port: f64::INFINITY,
+            hop: Link { rtt: 0.0, bandwidth: f64::INFINITY },
             place,
         }
     }
@@ -320,6 +403,65 @@ mod tests {
         let traffic = crate::Traffic::ResidualHome;
         let bytes = traffic.out_bytes(shape) + traffic.back_bytes(shape) + 2.0 * 76.0;
         assert!((added - 2.0 * 4.0 * bytes / 1e6).abs() < 1e-9, "{added}");
+    }
+
+    #[test]
+    fn tier2_nodes_share_their_tier1_nodes_port() {
+        let wide = deployment(4, Place::OwnMachines);
+        let narrow = Deployment { bandwidth: 1e6, ..wide.clone() };
+        let shared = Deployment { port: 1e6, ..wide.clone() };
+        // Four prompts, one on each node: their messages cross four links, or one port.
+        let took = |deployment: &Deployment| seconds(deployment, 4, 1, 40);
+        let (apart, together) = (took(&narrow) - took(&wide), took(&shared) - took(&wide));
+        assert!(together > 2.0 * apart, "{together} against {apart}");
+    }
+
+    #[test]
+    fn hops_between_slices_take_their_time() {
+        let near = Deployment { slices: vec![2, 2], ..deployment(1, Place::OwnMachines) };
+        let far = Deployment { hop: Link { rtt: 0.1, bandwidth: 1e6 }, ..near.clone() };
+        // Five steps, each with one hop of a row and one way home.
+        let bytes = 76.0 + crate::Traffic::ResidualHome.hop_bytes(&near.shape);
+        let added = seconds(&far, 1, 1, 5) - seconds(&near, 1, 1, 5);
+        assert!((added - 5.0 * (0.1 + bytes / 1e6)).abs() < 1e-9, "{added}");
+    }
+
+    #[test]
+    fn one_layer_may_stand_for_several() {
+        let lengths =
+            (0..400).map(|index| Length { prompt: 20 + index % 90, output: 10 + index % 70 });
+        let workload = Workload::new("mixed", lengths.collect()).expect("valid");
+        let base = deployment(3, Place::OwnMachines);
+        let shape = Shape { layers: 24, ..base.shape.clone() };
+        let base = Deployment { shape, delay: 1e-3, ..base };
+        for (slices, flights, local_lane, tier2) in [
+            (vec![24], 1, false, 3),
+            (vec![24], 4, false, 3),
+            (vec![24], 3, true, 2),
+            (vec![12, 12], 2, false, 3),
+            (vec![12, 12], 8, false, 2),
+            (vec![8, 8, 8], 3, true, 0),
+            (vec![8, 8, 8], 12, true, 1),
+        ] {
+            let hop = Link { rtt: 1e-3, bandwidth: 1e8 };
+            let one = Deployment {
+                slices: slices.clone(),
+                flights,
+                local_lane,
+                tier2,
+                hop,
+                ..base.clone()
+            };
+            let fine = forecast_with(&one, &workload, |_, _| 1, None);
+            let coarse = forecast_with(&one, &workload, |_, _| 2, None);
+            assert_eq!((fine.layers_as_one, coarse.layers_as_one), (1, 2));
+            let off = coarse.seconds / fine.seconds - 1.0;
+            assert!(
+                (-0.17..0.06).contains(&off),
+                "{slices:?} x {tier2}, {flights} flights: {off:+.3}"
+            );
+            assert!(5 * coarse.events < 4 * fine.events, "{} {}", coarse.events, fine.events);
+        }
     }
 
     #[test]
