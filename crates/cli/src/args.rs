@@ -1,5 +1,6 @@
 //! The command line as clap sees it.
 
+use crate::device::Device;
 use crate::units;
 use clap::{Args, Parser, Subcommand};
 use glinthawk_compute::{ContextType, Isa};
@@ -34,6 +35,8 @@ pub enum Command {
     },
     /// List the catalogue and what is in the cache
     Models,
+    /// List the CPUs and GPUs here, and what is missing to use them
+    Devices,
     /// Join a dispatcher as a worker
     Worker(WorkerArgs),
     /// Choose the best cluster for a model and a workload, by simulation
@@ -168,6 +171,14 @@ impl ClusterArgs {
         if let Some((option, _)) = of_tier2.iter().find(|(_, given)| *given && tier2 == 0) {
             return Err(Usage(format!(
                 "{option} does nothing without a Tier 2: give --tier2 1 or more too"
+            )));
+        }
+        if let Device::Cuda(_) = engine.device
+            && !self.is_one_process()
+        {
+            let device = engine.device;
+            return Err(Usage(format!(
+                "--device {device} runs in one process: leave out --tier1, --tier2 and --listen, or use --device cpu"
             )));
         }
         if engine.threads.is_some() && !self.is_one_process() {
@@ -437,6 +448,10 @@ pub struct EngineArgs {
     /// best]
     #[arg(long, env = "GLINTHAWK_ISA")]
     pub isa: Option<Isa>,
+    /// Where the model runs: cpu, cuda:N (one GPU holds the whole model and all contexts), or auto:
+    /// the first GPU, or the CPU if there is none
+    #[arg(long, default_value_t, value_name = "DEVICE")]
+    pub device: Device,
 }
 
 impl EngineArgs {
@@ -457,6 +472,7 @@ impl EngineArgs {
             max_context: Some(64),
             threads,
             isa,
+            device: Device::Cpu,
         }
     }
 }

@@ -4,6 +4,7 @@
 mod args;
 mod bench;
 mod bench_parts;
+mod device;
 mod generate;
 mod interrupt;
 mod models;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => tokenize::tokenize(&args),
         Command::Pull { model } => models::pull(&model),
         Command::Models => models::list(),
+        Command::Devices => device::list(),
         Command::Plan(args) => plan::plan(&args),
         Command::Profile(args) => profile::profile(&args),
         Command::Simulate(args) => simulate::simulate(&args),

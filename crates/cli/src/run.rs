@@ -1,6 +1,7 @@
 //! `run`: the main job.
 
 use crate::args::{ClusterArgs, EngineArgs, RunArgs};
+use crate::device::Device;
 use crate::outlook::{Expected, LINES_SURVEYED, Outlook, choose_batch};
 use crate::planned::Planned;
 use crate::progress::{JobProgress, say};
@@ -37,6 +38,10 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         None => (args.engine.clone(), args.cluster.clone()),
     };
     cluster_args.check(&engine_args)?;
+    if !cluster_args.is_one_process() {
+        // The nodes of a cluster compute on CPUs.
+        engine_args.device = Device::Cpu;
+    }
     setup::threads(engine_args.threads)?;
     let opened = setup::open(&engine_args)?;
     if let Some(planned) = &planned {
@@ -53,6 +58,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     // A job of hours must not end with statistics that cannot be written.
     let stats_file = Report::open(args.stats.as_deref())?;
     let trace_file = Report::open(args.cluster.trace.as_deref())?;
+    // Profiles and forecasts are of CPUs.
+    let survey = survey.filter(|_| opened.device.is_none());
     let expected = survey.as_ref().and_then(|survey| Expected::of(survey, prepared.standing()));
     if let Some(expected) = expected.as_ref().filter(|_| planned.is_none()) {
         let batch = better_batch(expected, &opened, (&engine_args, &cluster_args));

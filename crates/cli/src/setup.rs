@@ -2,13 +2,14 @@
 
 use crate::args::{ClusterArgs, EngineArgs, MergeArg, Usage};
 use crate::progress::{LoadBar, MusterBar};
-use crate::{models, units};
+use crate::{device, models, units};
 use anyhow::{Context, anyhow, bail};
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
-    ClusterError, ClusterSpec, Crowd, Engine, Kernels, Layout, Link, LocalFabric, Muster,
-    Processes, Setting, TOKEN_VARIABLE, free_memory_bytes,
+    ClusterError, ClusterSpec, Crowd, Engine, GpuFabric, Kernels, Layout, Link, LocalFabric,
+    Muster, Processes, Setting, TOKEN_VARIABLE, free_memory_bytes,
 };
+use glinthawk_compute::cuda::{CudaDevice, CudaModel};
 use glinthawk_compute::{ContextType, CpuContext, Isa};
 use glinthawk_flight::PAGE_POSITIONS;
 use glinthawk_jobs::ServedModel;
@@ -21,12 +22,17 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+/// Rows of a GPU's batch: enough that products are limited by operations, not by reading weights.
+const GPU_BATCH: u32 = 4096;
+
 /// A model, opened, with what its text needs.
 pub struct Opened {
     /// The weights.
     pub model: Model,
     /// Tokenizer, template and limits. Its identity is still empty: a job needs `identified`.
     pub served: Arc<ServedModel>,
+    /// The GPU that it will run on; none is the CPU.
+    pub device: Option<CudaDevice>,
     weights_identity: OnceLock<Identity>,
 }
 
@@ -47,18 +53,21 @@ impl Opened {
         let mut served = ServedModel::clone(&self.served);
         let (tokenizer, template) = (&served.tokenizer, served.template.as_ref());
         let model = Identity::of_model(self.weights_identity(), tokenizer, template);
+        // Bits differ between kinds of kernels.
+        let kind = self.device.as_ref().map_or_else(|| isa.to_string(), CudaDevice::kind);
         served.identity =
-            format!("{model}, {context_type} contexts, {isa}, ends {:?}", served.eos_tokens);
+            format!("{model}, {context_type} contexts, {kind}, ends {:?}", served.eos_tokens);
         Arc::new(served)
     }
 }
 
 /// Finds and opens the model the options name.
 pub fn open(args: &EngineArgs) -> anyhow::Result<Opened> {
+    let device = device::choose(args.device)?;
     let resolved = models::resolve(&args.model)?;
     let model = resolved.open()?;
-    let served = served(&args.model, args.max_context, &resolved, &model)?;
-    Ok(Opened { model, served: Arc::new(served), weights_identity: OnceLock::new() })
+    let served = Arc::new(served(&args.model, args.max_context, &resolved, &model)?);
+    Ok(Opened { model, served, device, weights_identity: OnceLock::new() })
 }
 
 /// Opens what a model's text needs, and nothing that takes as long as its weights are large.
@@ -125,6 +134,9 @@ fn load_local(
     merge: MergeArg,
     trace: bool,
 ) -> anyhow::Result<Engine> {
+    if let Some(device) = &opened.device {
+        return load_on_gpu(args, opened, device, trace);
+    }
     let memory_bytes = memory_bytes(args, opened, 1)?;
     let layout = local_layout(args, opened, crowd, merge, memory_bytes)?;
     let kernels = Kernels { isa: isa(args.isa)?, threads: threads(args.threads)? };
@@ -136,6 +148,53 @@ fn load_local(
     bar.clear();
     let setting = setting(opened, &layout, kernels, memory_bytes);
     Ok(Engine::new(Box::new(fabric?), &layout, vec![pages; layout.local_lanes], setting))
+}
+
+/// Loads the engine on a GPU, which holds the whole model and, unless told otherwise, contexts in all that is left.
+fn load_on_gpu(
+    args: &EngineArgs,
+    opened: &Opened,
+    device: &CudaDevice,
+    trace: bool,
+) -> anyhow::Result<Engine> {
+    if args.context_type != ContextType::Bf16 {
+        bail!("a GPU keeps contexts in bf16 only: leave --context-type out, or use --device cpu");
+    }
+    let config = opened.model.config();
+    let layout = Layout {
+        slices: 1,
+        remote_lanes: 0,
+        local_lanes: 1,
+        batch: args.batch.unwrap_or(GPU_BATCH),
+        flights: args.flights.unwrap_or(1),
+        chunk: args.chunk,
+        context_max: opened.served.context_max,
+        context_type: args.context_type,
+        whole_flights: false,
+    };
+    let beside = CudaModel::bytes_beside_pages(config, &GpuFabric::limits(&layout, 0)) as u64;
+    let free = device.memory_free_bytes()?;
+    let Some(left) = free.checked_sub(beside) else {
+        bail!(
+            "the model takes {} beside its contexts, and the GPU has {} free: use --device cpu, or a smaller --batch",
+            units::bytes(beside),
+            units::bytes(free)
+        );
+    };
+    let memory_bytes = args.context_memory.unwrap_or(left).min(left);
+    let pages = layout.pages(config, 0, memory_bytes)?;
+    let threads = threads(args.threads)?;
+    let mut bar = LoadBar::new();
+    let show = &mut |done, total| bar.show(done, total);
+    let fabric = GpuFabric::load(&opened.model, &layout, pages, device, threads, trace, show);
+    bar.clear();
+    let kernels = Kernels { isa: isa(args.isa)?, threads };
+    let setting = Setting {
+        backend: "cuda",
+        instruction_set: device.kind(),
+        ..setting(opened, &layout, kernels, memory_bytes)
+    };
+    Ok(Engine::new(Box::new(fabric?), &layout, vec![pages], setting))
 }
 
 /// An engine and the local processes it runs on, if any: they end after it.

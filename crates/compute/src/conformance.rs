@@ -2,6 +2,7 @@
 //! on a row alone. Cases are data; one function checks each kind.
 
 mod context;
+mod cuda;
 mod model;
 mod weights;
 

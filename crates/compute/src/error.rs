@@ -1,4 +1,4 @@
-//! What can go wrong when kernels are set up. Nothing can once they run.
+//! What can go wrong when kernels are set up, and on a GPU when they run.
 
 use crate::Isa;
 use thiserror::Error;
@@ -39,6 +39,24 @@ pub enum ComputeError {
         what: &'static str,
         /// How much was asked for; `usize::MAX` if the size overflowed.
         bytes: usize,
+    },
+    /// A library that a GPU needs is not on this machine.
+    #[error("{library} is not on this machine: {hint}, or use --device cpu")]
+    CudaMissing {
+        /// The library.
+        library: &'static str,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A GPU failed.
+    #[error("{device}: cannot {what}: {reason}")]
+    Cuda {
+        /// The device.
+        device: String,
+        /// What was being done.
+        what: String,
+        /// The driver's or compiler's reason.
+        reason: String,
     },
     /// A thread of the pool could not be started.
     #[error("cannot start a kernel thread: give fewer with --threads")]

@@ -7,6 +7,7 @@ pub mod bench;
 mod conformance;
 mod context_type;
 mod cpu;
+pub mod cuda;
 mod error;
 mod isa;
 mod math;

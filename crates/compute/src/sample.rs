@@ -285,7 +285,7 @@ fn log_sum_exp(logits: &[f32]) -> f32 {
 }
 
 /// A number in [0, 1) from seed and position alone.
-fn uniform(seed: u64, position: u32) -> f64 {
+pub(crate) fn uniform(seed: u64, position: u32) -> f64 {
     /// The finaliser of splitmix64: every input bit reaches every output bit.
     fn mix(mut value: u64) -> u64 {
         value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

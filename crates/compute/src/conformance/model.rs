@@ -66,11 +66,15 @@ impl Shape {
         }
     }
 
+    pub(super) fn source(&self) -> Hashed {
+        Hashed(self.config())
+    }
+
     pub(super) fn weights(&self, isa: Isa, threads: usize, slab_rows: usize) -> CpuWeights {
         let spec = SliceSpec { layers: 0..2, embeds: true, classifies: true, slab_rows };
         let threads = Arc::new(Threads::new(threads).unwrap());
         let mut last = (0, 0);
-        let source = Hashed(self.config());
+        let source = self.source();
         let weights = CpuWeights::load_from(&source, &spec, isa, threads, &mut |done, total| {
             last = (done, total)
         });
@@ -94,7 +98,7 @@ pub(super) fn noise(seed: u64, index: u64) -> f32 {
 }
 
 /// Weights from a hash of tensor, row and column; as large as keeps activations near 1.
-struct Hashed(ModelConfig);
+pub(super) struct Hashed(ModelConfig);
 
 fn seed(tensor: Tensor) -> u64 {
     match tensor {

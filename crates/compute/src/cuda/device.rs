@@ -1,0 +1,157 @@
+//! GPUs of this machine: what there is, what is missing, and a device that was opened.
+
+use crate::ComputeError;
+use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use std::sync::Arc;
+
+/// Lowest compute capability: the first with bf16 in its matrix units and asynchronous copies.
+const CAPABILITY_MIN: (i32, i32) = (8, 0);
+
+/// A GPU of this machine.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    /// Its number, as in `cuda:0`.
+    pub ordinal: usize,
+    /// Its name.
+    pub name: String,
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Memory that nobody has taken.
+    pub memory_free_bytes: u64,
+    /// All of its memory.
+    pub memory_bytes: u64,
+    /// Why it cannot be used, where it cannot.
+    pub problem: Option<String>,
+}
+
+/// The GPUs of this machine; an error says what is missing.
+pub fn gpus() -> Result<Vec<Gpu>, ComputeError> {
+    require_libraries()?;
+    let count = CudaContext::device_count().map_err(|error| unusable("the driver", error))?;
+    (0..count as usize).map(describe).collect()
+}
+
+fn describe(ordinal: usize) -> Result<Gpu, ComputeError> {
+    let device = format!("cuda:{ordinal}");
+    let context = CudaContext::new(ordinal).map_err(|error| unusable(&device, error))?;
+    let wrap = |error| unusable(&device, error);
+    let (memory_free, memory) = context.mem_get_info().map_err(wrap)?;
+    let capability = context.compute_capability().map_err(wrap)?;
+    let problem = (capability < CAPABILITY_MIN).then(|| {
+        let ((major, minor), (needed, _)) = (capability, CAPABILITY_MIN);
+        format!("compute capability {major}.{minor}: {needed}.0 or later is needed")
+    });
+    Ok(Gpu {
+        ordinal,
+        name: context.name().map_err(wrap)?,
+        capability,
+        memory_free_bytes: memory_free as u64,
+        memory_bytes: memory as u64,
+        problem,
+    })
+}
+
+/// Fails where a library is missing: asking cudarc for one that is not there would panic.
+fn require_libraries() -> Result<(), ComputeError> {
+    let missing = |library: &'static str, hint: &'static str| {
+        Err(ComputeError::CudaMissing { library, hint })
+    };
+    // SAFETY: these are NVIDIA's own libraries, whose initialisers may run anywhere.
+    let (driver, cublas, nvrtc) = unsafe {
+        (
+            cudarc::driver::sys::is_culib_present(),
+            cudarc::cublaslt::sys::is_culib_present(),
+            cudarc::nvrtc::sys::is_culib_present(),
+        )
+    };
+    if !driver {
+        return missing("the NVIDIA driver (libcuda.so)", "install the driver of your GPU");
+    }
+    if !cublas {
+        return missing("cuBLASLt (libcublasLt.so)", "install CUDA's libcublas 12 or 13");
+    }
+    if !nvrtc {
+        return missing("NVRTC (libnvrtc.so)", "install CUDA's libnvrtc 12 or 13");
+    }
+    Ok(())
+}
+
+fn unusable(device: &str, error: DriverError) -> ComputeError {
+    ComputeError::Cuda {
+        device: device.to_owned(),
+        what: "open it".to_owned(),
+        reason: words(error),
+    }
+}
+
+/// A driver's error in words.
+fn words(error: DriverError) -> String {
+    let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
+    text.unwrap_or_else(|_| format!("{error:?}"))
+}
+
+/// A GPU in use: its context and the one stream that all work goes through, in order.
+#[derive(Clone)]
+pub struct CudaDevice {
+    pub(super) context: Arc<CudaContext>,
+    pub(super) stream: Arc<CudaStream>,
+    ordinal: usize,
+    capability: (i32, i32),
+}
+
+impl CudaDevice {
+    /// Opens GPU `ordinal`.
+    pub fn open(ordinal: usize) -> Result<Self, ComputeError> {
+        require_libraries()?;
+        let gpu = describe(ordinal)?;
+        if let Some(reason) = gpu.problem {
+            let device = format!("cuda:{ordinal}, {}", gpu.name);
+            return Err(ComputeError::Cuda { device, what: "use it".to_owned(), reason });
+        }
+        let device = format!("cuda:{ordinal}");
+        let context = CudaContext::new(ordinal).map_err(|error| unusable(&device, error))?;
+        // SAFETY: everything goes through one stream, so the order of calls is all the tracking there need be.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(|error| unusable(&device, error))?;
+        Ok(Self { context, stream, ordinal, capability: gpu.capability })
+    }
+
+    /// What decides the bits of results: the kind of device.
+    pub fn kind(&self) -> String {
+        format!("cuda-sm{}{}", self.capability.0, self.capability.1)
+    }
+
+    /// Compute capability, as the compiler's option names it.
+    pub(super) fn architecture(&self) -> String {
+        format!("compute_{}{}", self.capability.0, self.capability.1)
+    }
+
+    /// Memory that nobody has taken.
+    pub fn memory_free_bytes(&self) -> Result<u64, ComputeError> {
+        let (free, _) = self.context.mem_get_info().map_err(self.failed("ask for its memory"))?;
+        Ok(free as u64)
+    }
+
+    /// Shared memory that a block can have.
+    pub(super) fn shared_bytes(&self) -> Result<usize, ComputeError> {
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let bytes = self.context.attribute(attribute).map_err(self.failed("ask for its shape"))?;
+        Ok(bytes as usize)
+    }
+
+    /// Turns a driver's error into one that names the device and what was being done.
+    pub(super) fn failed(&self, what: &str) -> impl FnOnce(DriverError) -> ComputeError {
+        let (device, what) = (format!("cuda:{}", self.ordinal), what.to_owned());
+        move |error| ComputeError::Cuda { device, what, reason: words(error) }
+    }
+
+    /// An error of ours that names the device.
+    pub(super) fn error(&self, what: &str, reason: String) -> ComputeError {
+        ComputeError::Cuda {
+            device: format!("cuda:{}", self.ordinal),
+            what: what.to_owned(),
+            reason,
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The kernels: `.cu` texts compiled by NVRTC for one model's shape, and their launches.
+
+use super::device::CudaDevice;
+use crate::ComputeError;
+use cudarc::driver::sys::CUfunction_attribute;
+use cudarc::driver::{CudaFunction, CudaModule, LaunchConfig, PushKernelArg};
+use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
+use glinthawk_model::ModelConfig;
+use std::sync::Arc;
+
+/// Positions that a warp attends to at a time; as in attention.cu.
+const BLOCK: usize = 32;
+/// Warps of a block that decodes, at most; each has its own stages.
+const FEW_WARPS_MAX: usize = 6;
+const FEW_STAGES: usize = 2;
+/// Warps of a block that shares keys and values.
+pub(super) const MANY_WARPS: usize = 8;
+const MANY_STAGES_MAX: usize = 3;
+/// Threads of a warp.
+const WARP: u32 = 32;
+
+const NORM_THREADS: u32 = 256;
+const ROTATE_THREADS: u32 = 128;
+const ARGMAX_THREADS: u32 = 512;
+const SAMPLE_THREADS: u32 = 1024;
+/// Blocks that share the heads of a row, four heads at a time each.
+pub(super) const ROTATE_BLOCKS: u32 = 4;
+
+/// A kernel, how many threads a block of it has, and how much shared memory it asks for.
+pub(super) struct Kernel {
+    function: CudaFunction,
+    name: &'static str,
+    threads: u32,
+    shared_bytes: u32,
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Copy)]
+pub(super) enum Arg {
+    /// An address on the device; 0 is none.
+    Address(u64),
+    /// A number.
+    Number(u32),
+}
+
+/// All kernels, compiled for a model.
+pub(super) struct Module {
+    device: CudaDevice,
+    pub(super) bind_pages: Kernel,
+    pub(super) embed: Kernel,
+    pub(super) norm_rows: Kernel,
+    pub(super) rotate: Kernel,
+    pub(super) activate: Kernel,
+    pub(super) argmax: Kernel,
+    pub(super) sample: Kernel,
+    pub(super) attend_many: Kernel,
+    pub(super) attend_few: Kernel,
+    pub(super) combine: Kernel,
+    /// Units that a block of `attend_few` handles.
+    pub(super) few_warps: u32,
+}
+
+/// Compiles the kernels; an error is the compiler's.
+fn compile(options: Vec<String>) -> Result<Ptx, String> {
+    let source =
+        concat!(include_str!("step.cu"), include_str!("attention.cu"), include_str!("sample.cu"));
+    let options = CompileOptions { options, ..CompileOptions::default() };
+    compile_ptx_with_opts(source, options).map_err(|error| match error {
+        CompileError::CompileError { log, .. } => log.to_string_lossy().into_owned(),
+        other => format!("{other:?}"),
+    })
+}
+
+/// The compiler's options for an architecture and a model's shape, with so many warps and stages.
+fn options(
+    config: &ModelConfig,
+    architecture: &str,
+    few_warps: usize,
+    many_stages: usize,
+) -> Vec<String> {
+    // exp(x) is computed as 2^(x · log2 e).
+    let score_scale = std::f64::consts::LOG2_E / (config.head_dim as f64).sqrt();
+    let macros = [
+        ("HIDDEN", config.hidden.to_string()),
+        ("HEADS", config.heads.to_string()),
+        ("KV_HEADS", config.kv_heads.to_string()),
+        ("HEAD_DIM", config.head_dim.to_string()),
+        ("FEED_FORWARD", config.feed_forward.to_string()),
+        ("VOCAB", config.vocab.to_string()),
+        ("NORM_EPS", format!("{:e}", config.norm_eps)),
+        ("WINDOW", config.sliding_window.unwrap_or(0).to_string()),
+        ("SCORE_SCALE", format!("{score_scale:e}")),
+        ("FEW_WARPS", few_warps.to_string()),
+        ("FEW_STAGES", FEW_STAGES.to_string()),
+        ("MANY_WARPS", MANY_WARPS.to_string()),
+        ("MANY_STAGES", many_stages.to_string()),
+    ];
+    let mut options = ["--std=c++17", "--fmad=false"].map(str::to_owned).to_vec();
+    options.push(format!("--gpu-architecture={architecture}"));
+    options.extend(macros.into_iter().map(|(name, value)| format!("-D{name}={value}")));
+    options
+}
+
+impl Module {
+    /// Compiles and loads the kernels for a model's shape.
+    pub(super) fn new(device: &CudaDevice, config: &ModelConfig) -> Result<Self, ComputeError> {
+        let stage_bytes = 2 * BLOCK * (config.head_dim + 8) * 2;
+        let shared_bytes = device.shared_bytes()?;
+        let few_warps = (shared_bytes / (FEW_STAGES * stage_bytes)).min(FEW_WARPS_MAX);
+        let many_stages = (shared_bytes / stage_bytes).min(MANY_STAGES_MAX);
+        if few_warps == 0 || many_stages < 2 {
+            let what = format!("head_dim {} on this GPU", config.head_dim);
+            return Err(ComputeError::Shape { what });
+        }
+        let options = options(config, &device.architecture(), few_warps, many_stages);
+        let ptx = compile(options).map_err(|reason| device.error("compile its kernels", reason))?;
+        let module = device.context.load_module(ptx).map_err(device.failed("load its kernels"))?;
+        let kernel = |name, threads, shared_bytes: usize| {
+            Kernel::load(device, &module, name, threads, shared_bytes as u32)
+        };
+        let few_threads = few_warps as u32 * WARP;
+        Ok(Self {
+            bind_pages: kernel("bind_pages", WARP, 0)?,
+            embed: kernel("embed", 256, 0)?,
+            norm_rows: kernel("norm_rows", NORM_THREADS, 0)?,
+            rotate: kernel("rotate", ROTATE_THREADS, 0)?,
+            activate: kernel("activate", 256, 0)?,
+            argmax: kernel("argmax", ARGMAX_THREADS, 0)?,
+            sample: kernel("sample", SAMPLE_THREADS, 0)?,
+            attend_many: kernel(
+                "attend_many",
+                MANY_WARPS as u32 * WARP,
+                many_stages * stage_bytes,
+            )?,
+            attend_few: kernel("attend_few", few_threads, few_warps * FEW_STAGES * stage_bytes)?,
+            combine: kernel("combine", config.head_dim as u32, 0)?,
+            few_warps: few_warps as u32,
+            device: device.clone(),
+        })
+    }
+
+    /// Queues a kernel; nothing happens for an empty grid.
+    pub(super) fn launch(
+        &self,
+        kernel: &Kernel,
+        grid: (u32, u32, u32),
+        args: &[Arg],
+    ) -> Result<(), ComputeError> {
+        if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 {
+            return Ok(());
+        }
+        let config = LaunchConfig {
+            grid_dim: grid,
+            block_dim: (kernel.threads, 1, 1),
+            shared_mem_bytes: kernel.shared_bytes,
+        };
+        let mut builder = self.device.stream.launch_builder(&kernel.function);
+        for arg in args {
+            match arg {
+                Arg::Address(address) => builder.arg(address),
+                Arg::Number(number) => builder.arg(number),
+            };
+        }
+        // SAFETY: callers pass what the kernel's text declares, with addresses of buffers that hold at least what the
+        // grid reaches, and that live as long as the stream's work.
+        let launched = unsafe { builder.launch(config) };
+        launched.map_err(self.device.failed(&format!("run {} over {grid:?}", kernel.name)))?;
+        Ok(())
+    }
+}
+
+impl Kernel {
+    fn load(
+        device: &CudaDevice,
+        module: &Arc<CudaModule>,
+        name: &'static str,
+        threads: u32,
+        shared_bytes: u32,
+    ) -> Result<Self, ComputeError> {
+        let what = format!("load its kernel {name}");
+        let failed = || device.failed(&what);
+        let function = module.load_function(name).map_err(failed())?;
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        function.set_attribute(attribute, shared_bytes as i32).map_err(failed())?;
+        Ok(Self { function, name, threads, shared_bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
+
+    /// The compiler's package, which needs no GPU.
+    const PACKAGE: &str = "nvidia-cuda-nvrtc>=13,<14";
+
+    /// Fetches NVRTC as the default model is fetched: by pip, into the cache. An error says why it cannot be had.
+    fn fetch_nvrtc() -> Result<PathBuf, String> {
+        let home =
+            || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache/glinthawk"));
+        let cache = std::env::var_os("GLINTHAWK_CACHE").map(PathBuf::from).or_else(home);
+        let folder = cache.ok_or("no cache folder")?.join("nvrtc");
+        let python = |args: &[&str]| {
+            let run = Command::new("python3").args(args).current_dir(&folder).output();
+            let run = run.map_err(|error| format!("python3: {error}"))?;
+            let complaint = String::from_utf8_lossy(&run.stderr).into_owned();
+            run.status.success().then_some(()).ok_or(complaint)
+        };
+        let library = folder.join("nvidia/cu13/lib");
+        if !library.exists() {
+            std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+            python(&["-m", "pip", "download", "--quiet", "--no-deps", "--dest", ".", PACKAGE])?;
+            let files = std::fs::read_dir(&folder).map_err(|error| error.to_string())?;
+            let mut names = files.flatten().map(|file| file.file_name().into_string());
+            let wheel = names.find_map(|name| name.ok().filter(|name| name.ends_with(".whl")));
+            python(&["-m", "zipfile", "-e", &wheel.ok_or("pip left no wheel")?, "."])?;
+        }
+        Ok(library)
+    }
+
+    /// Loads the libraries of a folder whose names begin so; later loads by name find them.
+    fn load(folder: &Path, beginning: &str) {
+        for file in std::fs::read_dir(folder).expect("a folder").flatten() {
+            if file.file_name().to_string_lossy().starts_with(beginning) {
+                // SAFETY: NVIDIA's own library, whose initialisers may run anywhere.
+                let library = unsafe { libloading::Library::new(file.path()) };
+                std::mem::forget(library.expect("a library that loads"));
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_compile_for_every_architecture() {
+        let folder = match fetch_nvrtc() {
+            Ok(folder) => folder,
+            Err(error) => {
+                assert!(std::env::var_os("GLINTHAWK_REQUIRE_MODEL").is_none(), "no NVRTC: {error}");
+                println!("skipped: no NVRTC: {error}");
+                return;
+            }
+        };
+        load(&folder, "libnvrtc-builtins.so");
+        load(&folder, "libnvrtc.so");
+        let config = ModelConfig::shape("llama3-8b").expect("a known shape");
+        let windowed = ModelConfig { sliding_window: Some(4096), head_dim: 256, ..config.clone() };
+        for (config, architecture) in
+            [(&config, "sm_80"), (&config, "sm_90"), (&config, "sm_100"), (&windowed, "sm_90")]
+        {
+            if let Err(complaint) = compile(options(config, architecture, 2, 2)) {
+                panic!("for {architecture}: {complaint}");
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! How a step's tokens are picked: by a search for the likeliest, by a draw on the device, or on the host where a
+//! request asks for log-probabilities.
+
+use crate::sample::uniform;
+use bytemuck::{Pod, Zeroable};
+use glinthawk_flight::Sample;
+
+/// Words of penalised and biased tokens that a step can send, for each of its rows.
+pub(super) const LIST_WORDS_PER_ROW: usize = 512;
+
+/// How the device draws one token; as in sample.cu.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Draw {
+    scale: f32,
+    top_k: u32,
+    top_p: f32,
+    min_p: f32,
+    penalty: f32,
+    repeated: u32,
+    repeated_end: u32,
+    biases: u32,
+    biases_end: u32,
+    padding: u32,
+    draw: f64,
+}
+
+/// A step's samples by the way they go; the numbers are places among the samples.
+#[derive(Debug, Default)]
+pub(super) struct Ways {
+    /// The likeliest token is all that is asked for.
+    pub(super) greedy: Vec<usize>,
+    /// Drawn on the device.
+    pub(super) drawn: Vec<usize>,
+    /// Sampled on the host.
+    pub(super) hosted: Vec<usize>,
+    /// For each of `drawn`.
+    pub(super) draws: Vec<Draw>,
+    /// The draws' penalised tokens, and biased tokens with their biases.
+    pub(super) lists: Vec<u32>,
+}
+
+impl Ways {
+    /// Sorts samples; those whose lists would exceed `words_max` words in all go to the host.
+    pub(super) fn of(samples: &[Sample], words_max: usize) -> Self {
+        let mut ways = Self::default();
+        for (index, sample) in samples.iter().enumerate() {
+            let penalised =
+                if sample.repetition_penalty == 1.0 { 0 } else { sample.repeated.len() };
+            let words = penalised + 2 * sample.biases.len();
+            if sample.logprobs.is_some() || ways.lists.len() + words > words_max {
+                ways.hosted.push(index);
+            } else if sample.temperature == 0.0 && words == 0 {
+                ways.greedy.push(index);
+            } else {
+                ways.draw(index, sample, penalised);
+            }
+        }
+        ways
+    }
+
+    fn draw(&mut self, index: usize, sample: &Sample, penalised: usize) {
+        let repeated = self.lists.len() as u32;
+        self.lists.extend_from_slice(&sample.repeated[..penalised]);
+        let biases = self.lists.len() as u32;
+        let words = sample.biases.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]);
+        self.lists.extend(words);
+        self.drawn.push(index);
+        self.draws.push(Draw {
+            // At temperature 0 this is infinite, which the device takes for greedy.
+            scale: std::f32::consts::LOG2_E / sample.temperature,
+            top_k: sample.top_k,
+            top_p: sample.top_p,
+            min_p: sample.min_p,
+            penalty: sample.repetition_penalty,
+            repeated,
+            repeated_end: biases,
+            biases,
+            biases_end: self.lists.len() as u32,
+            padding: 0,
+            draw: uniform(sample.seed, sample.position),
+        });
+    }
+
+    /// Rows of the step in the order in which tokens are made: likeliest, drawn, hosted.
+    pub(super) fn rows(&self, samples: &[Sample]) -> Vec<u32> {
+        let ways = [&self.greedy, &self.drawn, &self.hosted].into_iter().flatten();
+        ways.map(|&index| samples[index].row).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn picks_go_their_ways() {
+        let plain = Sample {
+            row: 10,
+            position: 2,
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 1,
+            repetition_penalty: 1.0,
+            repeated: vec![5, 6],
+            biases: Vec::new(),
+            logprobs: None,
+        };
+        let samples = [
+            plain.clone(),
+            Sample { row: 11, temperature: 0.8, ..plain.clone() },
+            Sample { row: 12, logprobs: Some(0), ..plain.clone() },
+            Sample { row: 13, repetition_penalty: 1.1, ..plain.clone() },
+            Sample { row: 14, biases: vec![(3, 1.0), (4, 2.0)], ..plain },
+        ];
+        let ways = Ways::of(&samples, 5);
+        assert_eq!(
+            (ways.greedy.len(), &ways.drawn[..], &ways.hosted[..]),
+            (1, &[1, 3][..], &[2, 4][..])
+        );
+        assert_eq!(ways.lists, [5, 6]);
+        assert_eq!(ways.rows(&samples), [10, 11, 13, 12, 14]);
+        assert_eq!(Ways::of(&samples, 6).lists.len(), 6, "all lists fit");
+    }
+}

@@ -1,0 +1,238 @@
+// Everything of a step but products and attention: embedding, norms, rotation, activation, argmax.
+//
+// A model's shape is given as macros when this text is compiled, so loops have constant bounds. Each kernel handles a
+// row with a fixed number of threads and sums in a fixed order, so a row's bits depend on the row alone. The text is
+// compiled without contraction (--fmad=false): a sum is fused only where it says so.
+
+typedef unsigned short bf16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define GROUP (HEADS / KV_HEADS)
+#define QUERY_WIDTH (HEADS * HEAD_DIM)
+#define KV_WIDTH (KV_HEADS * HEAD_DIM)
+#define QKV_WIDTH (QUERY_WIDTH + 2 * KV_WIDTH)
+#define PAGE 16
+#define WARP 32
+
+// A row as the host sends it.
+struct Row {
+    u32 slot, position, page, token;
+};
+
+__device__ __forceinline__ float widen(bf16 value) { return __uint_as_float((u32)value << 16); }
+
+__device__ __forceinline__ bf16 narrow(float value) {
+    bf16 result;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(value));
+    return result;
+}
+
+// Two values in one register, the first in the low half.
+__device__ __forceinline__ u32 narrow2(float low, float high) {
+    u32 result;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+    return result;
+}
+
+__device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// 2^x, the hardware's approximation.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+}
+
+// The same sum in every thread of the block: warps by shuffles, then the warps' sums in order.
+template <int THREADS>
+__device__ __forceinline__ float block_sum(float value) {
+    __shared__ float sums[THREADS / WARP];
+    value = warp_sum(value);
+    if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = value;
+    __syncthreads();
+    float total = 0;
+#pragma unroll
+    for (int warp = 0; warp < THREADS / WARP; warp++) total += sums[warp];
+    return total;
+}
+
+// Grid: rows. Enters each row's page into its slot's table.
+extern "C" __global__ void bind_pages(const Row* rows, u32* tables, u32 table_width) {
+    Row row = rows[blockIdx.x];
+    if (threadIdx.x == 0) tables[(u64)row.slot * table_width + row.position / PAGE] = row.page;
+}
+
+// Grid: rows. residual (rows, HIDDEN) f32 = table (vocab, HIDDEN) bf16 at each row's token.
+extern "C" __global__ void embed(const Row* rows, const bf16* table, float* residual) {
+    const bf16* from = table + (u64)rows[blockIdx.x].token * HIDDEN;
+    float* to = residual + (u64)blockIdx.x * HIDDEN;
+    for (int i = 2 * threadIdx.x; i < HIDDEN; i += 2 * blockDim.x) {
+        u32 pair = *(const u32*)(from + i);
+        *(float2*)(to + i) = make_float2(low_half(pair), high_half(pair));
+    }
+}
+
+#define NORM_THREADS 256
+#define NORM_PARTS ((HIDDEN + 4 * NORM_THREADS - 1) / (4 * NORM_THREADS))
+
+// Grid: rows, or the rows that `which` lists. out = x * weight / sqrt(mean x^2 + eps), rounded to bf16.
+extern "C" __global__ void __launch_bounds__(NORM_THREADS)
+    norm_rows(const float* residual, const u32* which, const float* weight, bf16* out) {
+    u32 row = which ? which[blockIdx.x] : blockIdx.x;
+    const float* from = residual + (u64)row * HIDDEN;
+    bf16* to = out + (u64)blockIdx.x * HIDDEN;
+    float4 values[NORM_PARTS];
+    float squares = 0;
+#pragma unroll
+    for (int part = 0; part < NORM_PARTS; part++) {
+        int i = 4 * (part * NORM_THREADS + threadIdx.x);
+        if (i >= HIDDEN) continue;
+        float4 x = values[part] = *(const float4*)(from + i);
+        squares = fmaf(x.x, x.x, squares);
+        squares = fmaf(x.y, x.y, squares);
+        squares = fmaf(x.z, x.z, squares);
+        squares = fmaf(x.w, x.w, squares);
+    }
+    float mean = block_sum<NORM_THREADS>(squares) / (float)HIDDEN;
+    float scale = 1.0f / sqrtf(mean + (float)NORM_EPS);
+#pragma unroll
+    for (int part = 0; part < NORM_PARTS; part++) {
+        int i = 4 * (part * NORM_THREADS + threadIdx.x);
+        if (i >= HIDDEN) continue;
+        float4 x = values[part], w = *(const float4*)(weight + i);
+        uint2 packed = make_uint2(narrow2(x.x * scale * w.x, x.y * scale * w.y),
+                                  narrow2(x.z * scale * w.z, x.w * scale * w.w));
+        *(uint2*)(to + i) = packed;
+    }
+}
+
+#define ROTATE_WARPS 4
+
+// Grid: (rows, some blocks that share a row's heads). Takes qkv (rows, QKV_WIDTH) bf16 as the product left it. Adds the bias, norms the heads, rotates q and k.
+// Leaves q in `query` (rows, QUERY_WIDTH); stores k and v in their pages, (pages, 2, KV_HEADS, PAGE, HEAD_DIM).
+extern "C" __global__ void __launch_bounds__(ROTATE_WARPS* WARP)
+    rotate(const Row* rows, const bf16* qkv, const float* bias, const float* head_norms, const float* angles,
+           bf16* query, bf16* pages) {
+    Row row = rows[blockIdx.x];
+    const bf16* from = qkv + (u64)blockIdx.x * QKV_WIDTH;
+    const float* cosines = angles + (u64)row.position * HEAD_DIM;
+    const float* sines = cosines + HEAD_DIM / 2;
+    int lane = threadIdx.x % WARP;
+    for (int head = blockIdx.y * ROTATE_WARPS + threadIdx.x / WARP; head < HEADS + 2 * KV_HEADS;
+         head += gridDim.y * ROTATE_WARPS) {
+        const bf16* values = from + head * HEAD_DIM;
+        int kind = head < HEADS ? 0 : head < HEADS + KV_HEADS ? 1 : 2; // q, k, v
+        bf16* to = query + (u64)blockIdx.x * QUERY_WIDTH + head * HEAD_DIM;
+        if (kind > 0) {
+            int kv_head = head - HEADS - (kind - 1) * KV_HEADS;
+            u64 place = (((u64)row.page * 2 + (kind - 1)) * KV_HEADS + kv_head) * PAGE + row.position % PAGE;
+            to = pages + place * HEAD_DIM;
+        }
+        const int PAIRS = (HEAD_DIM / 2 + WARP - 1) / WARP;
+        float low[PAIRS], high[PAIRS];
+        float squares = 0;
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; pair++) {
+            int i = pair * WARP + lane;
+            if (i >= HEAD_DIM / 2) continue;
+            low[pair] = widen(values[i]);
+            high[pair] = widen(values[i + HEAD_DIM / 2]);
+            if (bias) {
+                low[pair] += bias[head * HEAD_DIM + i];
+                high[pair] += bias[head * HEAD_DIM + i + HEAD_DIM / 2];
+            }
+            squares = fmaf(low[pair], low[pair], squares);
+            squares = fmaf(high[pair], high[pair], squares);
+        }
+        float scale = 1;
+        if (head_norms && kind < 2) scale = 1.0f / sqrtf(warp_sum(squares) / (float)HEAD_DIM + (float)NORM_EPS);
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; pair++) {
+            int i = pair * WARP + lane;
+            if (i >= HEAD_DIM / 2) continue;
+            float a = low[pair], b = high[pair];
+            if (head_norms && kind < 2) {
+                a = a * scale * head_norms[kind * HEAD_DIM + i];
+                b = b * scale * head_norms[kind * HEAD_DIM + i + HEAD_DIM / 2];
+            }
+            if (kind < 2) {
+                float cosine = cosines[i], sine = sines[i];
+                float turned = a * cosine - b * sine;
+                b = b * cosine + a * sine;
+                a = turned;
+            }
+            to[i] = narrow(a);
+            to[i + HEAD_DIM / 2] = narrow(b);
+        }
+    }
+}
+
+// Grid: (FEED_FORWARD / (8 * threads), rows). out (rows, FEED_FORWARD) = silu(gate) * up, of both (rows, 2, FEED_FORWARD).
+extern "C" __global__ void activate(const bf16* gate_up, bf16* out) {
+    int i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= FEED_FORWARD) return;
+    const bf16* from = gate_up + (u64)blockIdx.y * 2 * FEED_FORWARD + i;
+    uint4 gates = *(const uint4*)from;
+    uint4 ups = *(const uint4*)(from + FEED_FORWARD);
+    u32 gate[4] = {gates.x, gates.y, gates.z, gates.w};
+    u32 up[4] = {ups.x, ups.y, ups.z, ups.w};
+    u32 result[4];
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        float g[2] = {low_half(gate[pair]), high_half(gate[pair])};
+        float u[2] = {low_half(up[pair]), high_half(up[pair])};
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            g[half] = g[half] / (1.0f + exp2_fast(g[half] * -1.4426950408889634f)) * u[half];
+        result[pair] = narrow2(g[0], g[1]);
+    }
+    *(uint4*)(out + (u64)blockIdx.y * FEED_FORWARD + i) = make_uint4(result[0], result[1], result[2], result[3]);
+}
+
+#define ARGMAX_THREADS 512
+
+// Grid: rows. The likeliest token of each row of logits (rows, VOCAB) f32, the lowest id among equals; never NaN.
+extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS) argmax(const float* logits, u32* tokens) {
+    const float* row = logits + (u64)blockIdx.x * VOCAB;
+    float best = -__int_as_float(0x7f800000);
+    u32 token = 0xffffffffu;
+    for (u32 i = threadIdx.x; i < VOCAB; i += ARGMAX_THREADS) {
+        float logit = row[i];
+        if (logit > best || (logit == best && i < token)) {
+            best = logit;
+            token = i;
+        }
+    }
+    __shared__ float values[ARGMAX_THREADS / WARP];
+    __shared__ u32 ids[ARGMAX_THREADS / WARP];
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(~0u, best, step);
+        u32 id = __shfl_xor_sync(~0u, token, step);
+        if (other > best || (other == best && id < token)) {
+            best = other;
+            token = id;
+        }
+    }
+    if (threadIdx.x % WARP == 0) {
+        values[threadIdx.x / WARP] = best;
+        ids[threadIdx.x / WARP] = token;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int warp = 1; warp < ARGMAX_THREADS / WARP; warp++)
+            if (values[warp] > best || (values[warp] == best && ids[warp] < token)) {
+                best = values[warp];
+                token = ids[warp];
+            }
+        tokens[blockIdx.x] = token == 0xffffffffu ? 0 : token;
+    }
+}
