@@ -517,7 +517,7 @@ pub struct TokenizeArgs {
     /// Print JSON: text, tokens (id, piece, special), count
     #[arg(long)]
     pub json: bool,
-    /// A name of the catalogue, a folder or .gguf file, org/name of the Hugging Face hub, or dummy:SHAPE
+    /// A name in the catalogue, a folder or .gguf file, org/name on the Hugging Face hub, or dummy:SHAPE
     #[arg(long, short, default_value = DEFAULT_MODEL)]
     pub model: String,
     /// Longest context in tokens: a prompt that fills it is refused, as by `run` [default: the model's]

@@ -11,10 +11,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Chooses a cluster's shape, says why, and writes the plan where asked.
+/// Chooses a cluster's shape, says why, and writes the plan if asked.
 pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let model = models::resolve(&args.model)?.open()?;
-    // By the name it was asked for, under which `run --plan` will find it.
+    // Keep the name the user gave: `run --plan` finds the model by it.
     let shape = Shape::of(&args.model, model.config());
     let cluster = Cluster::read(&args.cluster, &shape)?;
     let workload = workloads::read_file(&args.workload, &args.model)?;

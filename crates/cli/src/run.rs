@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Kinds of failure that are told after a job.
+/// How many kinds of failure are listed after a job.
 const FAILURES_TOLD: usize = 3;
 
 /// Runs a job, or continues it.
@@ -30,7 +30,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let output = output(args);
     let mut files = files(args, &output);
     refuse_collisions(&files)?;
-    // Before the model: an input that cannot be read is told at once. Everything reads this one.
+    // Before the model, so that an unreadable input is reported at once. Everything reads this one.
     let mut input = input(args).open()?;
     let planned = Planned::read(args.plan.as_deref())?;
     let (mut engine_args, cluster_args) = match &planned {
@@ -51,7 +51,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     refuse_collisions(&files)?;
     let survey = input.survey(&opened.served, LINES_SURVEYED)?;
     let interrupted = interrupt::flag()?;
-    // Before the weights are loaded: results that match no line are told at once.
+    // Before the weights are loaded, so that results that match no line are reported at once.
     let options = JobOptions { output: output.clone(), earlier: earlier(args) };
     let known = known_model(&opened, &engine_args, &cluster_args)?;
     let prepared = PreparedJob::new(input, &options, known)?;
@@ -72,7 +72,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let mut cluster = setup::start(&engine_args, &cluster_args, &opened, crowd, &interrupted)?;
     let served = opened.identified(cluster.isa, engine_args.context_type);
     let engine = &mut cluster.engine;
-    // Last, because it may empty the output: nothing is lost to a bad option.
+    // Opened last because this may empty the output: a bad option must not lose anything.
     let mut job = prepared.start(served)?;
     if let Some(outlook) = &outlook {
         outlook.announce();
@@ -81,13 +81,13 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let outcome =
         run_job(engine, &mut job, &interrupted, &mut |engine, job| progress.show(engine, job));
     progress.clear();
-    // Whatever happened, results that are there are made durable before anything is said.
+    // In any case, make the results durable before saying anything.
     let closed = job.close();
     outcome?;
     let summary = closed?;
     let (stats, nodes) = engine.stats()?;
     report(args, &summary, &stats, &output);
-    // Of a job that goes on from an earlier one, or was interrupted, the forecast was about more than this run.
+    // The forecast covers the whole job. Do not compare it with a run that resumed or was interrupted.
     let whole = summary.complete && summary.resumed == 0 && stats.prompts > 0;
     if let Some(outlook) = outlook.as_ref().filter(|_| whole) {
         outlook.compare(&stats);
@@ -133,7 +133,7 @@ fn exit_code(summary: &JobSummary, output: &Output, interrupted: bool) -> ExitCo
     }
 }
 
-/// The model with its identity, if that is known before the cluster is there: workers from elsewhere
+/// The model with its identity, if that is known before the cluster is there. Workers from elsewhere
 /// may have a weaker instruction set than this machine, and then all use that one.
 fn known_model(
     opened: &Opened,
@@ -226,14 +226,14 @@ fn model_files(model: &Model) -> Vec<FileUse> {
     paths.into_iter().map(|path| FileUse { role: "the model's", path, written: false }).collect()
 }
 
-/// A file that something about the run is written to once it is over.
+/// A file for a report that is written when the run is over.
 struct Report<'a> {
     file: File,
     path: &'a Path,
 }
 
 impl<'a> Report<'a> {
-    /// Opens the file and leaves it as it is until there is something to write.
+    /// Opens the file and does not change it until there is something to write.
     fn open(path: Option<&'a Path>) -> anyhow::Result<Option<Self>> {
         let Some(path) = path else { return Ok(None) };
         let opened = File::options().write(true).create(true).truncate(false).open(path);
@@ -298,7 +298,7 @@ fn outcome_line(input: &str, summary: &JobSummary) -> String {
     }
 }
 
-/// Says why lines failed: the commonest reasons, and where each came first.
+/// Says why lines failed: the commonest reasons, and where each occurred first.
 fn say_failures(summary: &JobSummary) {
     let (told, others) = summary.failures.split_at(summary.failures.len().min(FAILURES_TOLD));
     for kind in told {

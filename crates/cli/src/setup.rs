@@ -37,7 +37,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// The identity of the weights; hashes them where that was not done before.
+    /// The identity of the weights; hashes them unless that was done before.
     fn weights_identity(&self) -> Identity {
         *self.weights_identity.get_or_init(|| {
             let mut bar = LoadBar::checking();
@@ -111,7 +111,7 @@ fn served(
     })
 }
 
-/// What results call the model: the name it was asked for by, or its file's or folder's own.
+/// The model's name in results: its file's or folder's own name, else the name the user gave.
 fn served_name(asked: &str) -> String {
     let path = Path::new(asked);
     let own = path
@@ -126,7 +126,7 @@ pub fn load(args: &EngineArgs, opened: &Opened, crowd: Crowd) -> anyhow::Result<
     load_local(args, opened, crowd, MergeArg::Ready, false)
 }
 
-/// Loads the engine in this process; where `trace` is set it records a timeline.
+/// Loads the engine in this process; with `trace`, it records a timeline.
 fn load_local(
     args: &EngineArgs,
     opened: &Opened,
@@ -305,8 +305,8 @@ fn local_layout(
     Ok(layout.with_local_lanes(opened.model.config(), threads, memory_bytes, crowd))
 }
 
-/// Memory for the contexts of each of so many processes that attend on this machine: what was asked for, else half of
-/// what the weights leave. A longest context must fit, so it may be most of that.
+/// Memory for the contexts of each of this many processes that attend on this machine: as asked for, else half of
+/// what the weights leave. A longest context must fit, so it may be more than half.
 pub fn memory_bytes(args: &EngineArgs, opened: &Opened, attending: usize) -> anyhow::Result<u64> {
     if let Some(bytes) = args.context_memory {
         return Ok(bytes);
@@ -375,7 +375,7 @@ pub fn isa(wanted: Option<Isa>) -> anyhow::Result<Isa> {
     Ok(isa)
 }
 
-/// Threads for each core that may be asked for: more only get in each other's way.
+/// The most threads per core that may be asked for: more only get in each other's way.
 const THREADS_PER_CORE_MAX: usize = 4;
 
 /// As many threads as asked for, or as there are cores.

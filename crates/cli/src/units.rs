@@ -107,7 +107,7 @@ pub fn seconds(value_s: f64) -> String {
     }
 }
 
-/// A forecast for people, no more exact than it is: `12 s`, `4 min 05 s`.
+/// A forecast for people, rounded to what it can promise: `12 s`, `4 min 05 s`.
 pub fn whole_seconds(value_s: f64) -> String {
     let value_s = value_s.ceil();
     if value_s < 60.0 { format!("{value_s:.0} s") } else { seconds(value_s) }

@@ -80,7 +80,7 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.1} {}", unit.unwrap_or_default())
 }
 
-/// What to do where there is no memory for something.
+/// What to do if there is no memory for something.
 fn advice(what: &str) -> &'static str {
     match what {
         "context pages" | "context scales" => "give less with --context-memory",

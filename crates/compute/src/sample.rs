@@ -5,7 +5,7 @@ use crate::math::exp;
 use glinthawk_flight::{Generated, Sample};
 use std::cmp::Ordering;
 
-/// Values handled at once, by whatever vectors the compiler finds.
+/// Values handled at once; the compiler chooses the vectors.
 const LANES: usize = 16;
 /// Tokens whose weights are summed before the sum is added to the others'.
 const BLOCK: usize = 256;

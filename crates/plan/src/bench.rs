@@ -1,4 +1,5 @@
-//! What `glinthawk bench planner` times: events per second, and a cluster far beyond any machine at hand.
+//! What `glinthawk bench planner` times: events per second, and a cluster far larger than any available
+//! one.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -33,7 +33,7 @@ pub struct Efficiency {
 }
 
 impl Default for Efficiency {
-    /// Assumptions for a device nobody measured: well-written kernels, not perfect ones.
+    /// Assumptions for a device that was not measured: well-written kernels, not perfect ones.
     fn default() -> Self {
         Self { weights_bandwidth: 0.8, matrix: 0.5, context_bandwidth: 0.7, vector: 0.3 }
     }

@@ -12,7 +12,7 @@ use crate::kernels::Kernels;
 use crate::profile::Profile;
 use crate::shape::{GIB, Shape};
 
-/// Machines that are alike.
+/// Identical machines.
 #[derive(Clone, Debug)]
 pub struct Pool {
     /// Catalogue name, or the profile's machine.
@@ -80,7 +80,7 @@ impl Cluster {
         Self::parse(&path.display().to_string(), &read_text(path)?, folder, shape)
     }
 
-    /// Parses a cluster file; `path` is for messages, `folder` is where profiles lie.
+    /// Parses a cluster file; `path` is for messages, `folder` is where profiles are.
     pub fn parse(path: &str, text: &str, folder: &Path, shape: &Shape) -> Result<Self, PlanError> {
         let syntax = |error: toml::de::Error| PlanError::Syntax {
             path: path.to_owned(),

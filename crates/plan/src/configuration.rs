@@ -27,12 +27,12 @@ impl Rules {
     }
 }
 
-/// How long the contexts are that rows attend to.
+/// Lengths of the contexts that rows attend to.
 #[derive(Clone, Debug)]
 pub enum Contexts {
     /// Every row attends to this many positions.
     Fixed(f64),
-    /// Each shard's rows attend to positions drawn from a workload, anew in every step.
+    /// Each shard's rows attend to positions drawn from a workload, redrawn in every step.
     Sampled(Arc<Workload>),
     /// Some rows generate, the others stand in prefill chunks, as in a job on average.
     Mixed(Mixture),
@@ -77,7 +77,7 @@ pub struct Slice {
     pub tier1: Arc<Kernels>,
     /// Rows per flight whose context it keeps itself.
     pub local_rows: usize,
-    /// Its Tier-2 nodes; several groups where they differ.
+    /// Its Tier-2 nodes; several groups if they differ.
     pub tier2: Vec<Group>,
 }
 
@@ -103,9 +103,9 @@ impl Slice {
 pub struct Disturbance {
     /// Every service takes its time times a factor drawn evenly from 1 ± this.
     pub jitter: f64,
-    /// Share of the Tier-2 nodes that are stragglers.
+    /// Fraction of the Tier-2 nodes that are stragglers.
     pub straggler_share: f64,
-    /// A straggler takes this many times as long, less one: 0.5 is half as long again.
+    /// How much longer a straggler takes: 0.5 is half as long again.
     pub straggler_extra: f64,
 }
 

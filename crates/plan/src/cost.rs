@@ -1,4 +1,4 @@
-//! What nodes cost: rent where it is known, else price, else just their number.
+//! What nodes cost: rent if it is known, else price, else just their number.
 
 use crate::cluster::{Cluster, Pool};
 

@@ -1,4 +1,4 @@
-//! Seconds of a layer's stages on a device: measured, or from a roofline that says it is one.
+//! Seconds of a layer's stages on a device: measured, or from a roofline that is marked as one.
 
 use crate::catalogue::Device;
 use crate::profile::{Overheads, Profile, interpolate};
@@ -92,7 +92,7 @@ impl Kernels {
         }
     }
 
-    /// Seconds of a layer's post and the next layer's pre in one go.
+    /// Seconds of a layer's post and the next layer's pre, fused.
     pub fn fused(&self, rows: usize) -> f64 {
         match self {
             Self::Measured(profile) => interpolate(&profile.fused, rows),
@@ -128,7 +128,7 @@ impl Kernels {
         }
     }
 
-    /// What the engine does around the kernels; nothing where nobody measured.
+    /// The engine's work around the kernels; zero if it was not measured.
     pub fn overheads(&self) -> Overheads {
         match self {
             Self::Measured(profile) => profile.overheads,
@@ -144,7 +144,7 @@ impl Kernels {
         }
     }
 
-    /// Batches between which the times of the products are linear; none where they are linear throughout.
+    /// Batches between which the times of the products are linear; empty if they are linear throughout.
     pub fn knots(&self) -> Vec<usize> {
         let Self::Measured(profile) = self else { return Vec::new() };
         let curves = [&profile.pre, &profile.post, &profile.fused, &profile.classify];

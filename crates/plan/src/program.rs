@@ -1,4 +1,5 @@
-//! A configuration compiled to what the event loop runs: steps on Tier-1 nodes, lanes, and their ways to Tier 2.
+//! A configuration compiled to what the event loop runs: steps on Tier-1 nodes, lanes, and their routes to Tier
+//! 2.
 
 use std::sync::Arc;
 
@@ -60,7 +61,7 @@ pub(crate) struct Step {
     pub hop_delay: f64,
 }
 
-/// A place in every slice's list of attention workers.
+/// One position in every slice's list of attention workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lane {
     /// Rows of a flight on it.
@@ -69,7 +70,7 @@ pub(crate) struct Lane {
     pub local: bool,
 }
 
-/// A lane's way from a slice's Tier-1 node to its worker and back, in seconds.
+/// A lane's route from a slice's Tier-1 node to its worker and back, in seconds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Way {
     /// On the Tier-1 node's outgoing link, which its lanes share.
@@ -78,7 +79,7 @@ pub(crate) struct Way {
     pub send_far: f64,
     /// Attention.
     pub attend: f64,
-    /// Attention drawn from the workload; empty where every draw is `attend`.
+    /// Attention drawn from the workload; empty if every draw is `attend`.
     pub samples: Vec<f64>,
     /// On the Tier-1 node's incoming link, which its lanes share.
     pub reply: f64,
@@ -249,7 +250,7 @@ impl Program {
         }
     }
 
-    /// Whether every service takes the time the bound reckons with.
+    /// Whether every service takes exactly the time that the bound assumes.
     pub fn is_deterministic(&self) -> bool {
         self.jitter == 0.0 && self.ways.iter().all(|way| way.samples.is_empty())
     }
@@ -268,7 +269,7 @@ impl Program {
         attends
     }
 
-    /// Seconds of a lane's pass on links and in delays, where nothing waits.
+    /// Seconds of a lane's pass on links and in delays, if nothing waits.
     fn network(&self, lane: usize, attends: &[f64]) -> f64 {
         let Lane { rows, local } = self.lanes[lane];
         let hops: f64 = self.steps.iter().map(|step| step.hop * rows as f64 + step.hop_delay).sum();
@@ -278,7 +279,7 @@ impl Program {
         hops + ways.sum::<f64>()
     }
 
-    /// Seconds of a pass on links and in delays where nothing waits, averaged over rows.
+    /// Seconds of a pass on links and in delays if nothing waits, averaged over rows.
     pub fn network_seconds(&self) -> f64 {
         let attends = self.attends();
         let lanes = self.lanes.iter().enumerate();
@@ -334,7 +335,8 @@ impl Program {
         demand.limit()
     }
 
-    /// Rows per second that reach Tier 2 at most: lanes go at their own pace, on links that they share.
+    /// The most rows per second that can reach Tier 2: lanes go at their own pace, on links that they
+    /// share.
     fn remote(&self, attends: &[f64]) -> Option<(f64, Bottleneck)> {
         let remote = || self.lanes.iter().enumerate().filter(|(_, lane)| !lane.local);
         if attends.iter().all(|&times| times == 0.0) {

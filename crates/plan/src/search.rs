@@ -1,4 +1,4 @@
-//! An exhaustive search for the configuration of most throughput in the settled state, pruned only where it is safe.
+//! An exhaustive search for the configuration of most throughput in the settled state, pruned only when it is safe.
 //! What a job should run on is another question: see `choice.rs`.
 //!
 //! A candidate is skipped only when its bound (see [`Space::estimate`]) would not beat what is already found.
@@ -15,7 +15,7 @@ use crate::program::Program;
 use crate::simulator;
 use crate::space::{Site, Space};
 
-/// Candidates simulated at a time; what prunes is updated between rounds.
+/// Candidates simulated at a time; the pruning threshold is updated between rounds.
 const ROUND: usize = 8;
 
 /// How good a configuration is: tokens per second, then cheapness; larger pairs are better.
@@ -33,7 +33,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// Counts a simulation's events; none where its result was known.
+    /// Counts a simulation's events; none if its result was known.
     fn count(&mut self, events: Option<u64>) {
         self.simulated += usize::from(events.is_some());
         self.events += events.unwrap_or(0);
@@ -110,7 +110,7 @@ pub fn search(space: &Space, prune: bool) -> Result<Found, PlanError> {
     Ok(Found { best, site: site.clone(), unit: prices.unit, effort })
 }
 
-/// A candidate and what it is worth at most.
+/// A candidate and an upper bound on its value.
 struct Promise<'a> {
     value: Value,
     site: &'a Site,
@@ -204,7 +204,7 @@ fn best_of_site(
     (best, effort)
 }
 
-/// Simulates a candidate, if that was not done before; no events where it was.
+/// Simulates a candidate unless that was done before; then it has no events.
 fn simulate_candidate(
     space: &Space,
     site: &Site,

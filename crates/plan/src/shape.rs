@@ -130,7 +130,8 @@ impl Shape {
     }
 }
 
-/// Consecutive layers per slice as evenly as they go, larger slices first: the last slice also classifies.
+/// Consecutive layers per slice, as even as possible, larger slices first because the last slice also
+/// classifies.
 pub fn even_slices(layers: usize, nodes: usize) -> Vec<usize> {
     assert!(nodes > 0 && nodes <= layers, "a slice holds at least one layer");
     let (each, extra) = (layers / nodes, layers % nodes);

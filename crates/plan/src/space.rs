@@ -23,7 +23,7 @@ pub struct Job {
     pub contexts: Contexts,
     /// How prompts are admitted.
     pub admission: Admission,
-    /// Rows a seated prompt contributes to a step on average; above 1 where input goes in chunks.
+    /// Rows a seated prompt contributes to a step on average; above 1 if input goes in chunks.
     pub rows_per_seat: f64,
 }
 
@@ -38,7 +38,8 @@ impl Job {
         }
     }
 
-    /// The paper's reckoning: every row attends to the longest context, memory is oversubscribed by a factor.
+    /// The paper's assumptions: every row attends to the longest context, and memory is oversubscribed by a
+    /// factor.
     pub fn longest(shape: &Shape, context_max: f64, factor: f64) -> Self {
         Self {
             shape: shape.clone(),
@@ -54,13 +55,13 @@ impl Job {
 pub struct Settings {
     /// Most rows in a Tier-1 batch.
     pub batch_max: usize,
-    /// Most Tier-2 nodes per Tier-1 node, where the cluster has more.
+    /// Most Tier-2 nodes per Tier-1 node, if the cluster has more.
     pub tier2_max: usize,
     /// Which machine to simulate.
     pub rules: Rules,
     /// What travels between the tiers.
     pub traffic: Traffic,
-    /// Shares of the Tier-1 nodes' spare memory to try for contexts in a two-tier plan.
+    /// Fractions of the Tier-1 nodes' spare memory to try for contexts in a two-tier plan.
     pub local_shares: Vec<f64>,
 }
 

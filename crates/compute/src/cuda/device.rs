@@ -52,7 +52,7 @@ fn describe(ordinal: usize) -> Result<Gpu, ComputeError> {
     })
 }
 
-/// Fails where a library is missing: asking cudarc for one that is not there would panic.
+/// Fails if a library is missing: asking cudarc for one that is not there would panic.
 fn require_libraries() -> Result<(), ComputeError> {
     let missing = |library: &'static str, hint: &'static str| {
         Err(ComputeError::CudaMissing { library, hint })

@@ -18,7 +18,7 @@ use glinthawk_protocol::{
 const HEADER_BYTES: f64 = 64.0;
 /// Bytes of a row's entry in a message's table.
 const ROW_ENTRY_BYTES: f64 = 12.0;
-/// Events after which the rest of a job is taken to go on at the same pace.
+/// After this many events, the rest of a job is assumed to continue at the same pace.
 const EVENTS_MAX: u64 = 200_000_000;
 
 enum Message {
@@ -195,7 +195,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Runs all prompts, or as many as a forecast has time for.
+    /// Runs all prompts, or as many as fit in a forecast.
     pub fn run(mut self) -> Forecast {
         self.feed();
         let mut handled = 0;
@@ -271,7 +271,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The core that the dispatcher finds: it is pinned to none.
+    /// The core that the dispatcher runs on: it is not pinned.
     fn dispatcher_core(&self) -> usize {
         if self.deployment.place == Place::OwnMachines {
             return self.cores.len() - 1;
@@ -392,8 +392,8 @@ impl<'a> Machine<'a> {
         self.schedule(at, Event::Arrived(index));
     }
 
-    /// A message waits until its receiver's core has woken, or leaves another process: mostly not for long, now and then
-    /// longer. What is alike for ever would stay in step for ever if that always took the same time.
+    /// A message waits until its receiver's core has woken or another process leaves it. The wait is usually short and
+    /// sometimes longer. If it always took the same time, identical nodes would stay in step for ever.
     fn arrived(&mut self, index: usize) {
         let overheads = self.deployment.tier1.overheads();
         if overheads.wake == 0.0 && overheads.crowded == 0.0 {

@@ -26,21 +26,21 @@ use crate::trace::Trace;
 use crate::workload::{Length, Workload};
 use machine::Machine;
 
-/// Prompts for each seat that are run through; of a longer job, the rest follows at the pace of the last of them.
+/// Prompts per seat that are simulated. The rest of a longer job follows at the pace of the last of them.
 const PROMPTS_PER_SEAT: usize = 4;
 
 /// Visits of shards to layers up to which every layer is simulated by itself.
 const VISITS_MAX: f64 = 8_000_000.0;
 
-/// What the nodes have to themselves.
+/// What each node has to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// All nodes are one process, messages are function calls.
     OneProcess {
-        /// Lanes that compute side by side, each a share of the prompts.
+        /// Lanes that compute side by side, each with its part of the prompts.
         lanes: usize,
     },
-    /// Every node is a process, pinned to one of so many cores of one machine in turn.
+    /// Every node is a process, pinned in turn to one of this many cores of one machine.
     SharedCores(usize),
     /// Every node has its own machine.
     OwnMachines,
@@ -77,13 +77,13 @@ pub struct Deployment {
     pub tier2_kernels: Arc<Kernels>,
     /// Delay between the tiers, one way, in seconds.
     pub delay: f64,
-    /// Bytes per second between a Tier-1 and a Tier-2 node, each direction; infinite where nothing limits it.
+    /// Bytes per second between a Tier-1 and a Tier-2 node, each direction; infinite if nothing limits it.
     pub bandwidth: f64,
     /// Bytes per second between a Tier-1 node and all its Tier-2 nodes together, each direction.
     pub port: f64,
     /// From slice to slice, each on a machine of its own.
     pub hop: Link,
-    /// Who shares what.
+    /// What the nodes share.
     pub place: Place,
 }
 
@@ -121,9 +121,9 @@ pub struct Forecast {
     pub seconds: f64,
     /// Prompt and generated tokens.
     pub tokens: f64,
-    /// Share of the job that was run through; the rest follows at its pace.
+    /// Fraction of the job that was simulated; the rest follows at its pace.
     pub share_simulated: f64,
-    /// Steps of shards that were run through.
+    /// Steps of shards that were simulated.
     pub steps: u64,
     /// Seconds of all these steps together.
     pub step_seconds: f64,
@@ -143,9 +143,9 @@ pub struct Forecast {
     pub tier1_bytes: f64,
     /// Bytes that Tier-2 nodes send.
     pub tier2_bytes: f64,
-    /// Prompts whose context is dropped for want of pages and computed again.
+    /// Prompts whose context is dropped because pages run out, and computed again.
     pub preemptions: u64,
-    /// Seconds of the part that was run through.
+    /// Seconds of the part that was simulated.
     pub simulated_seconds: f64,
     /// Layers that one simulated layer stood for: 1, unless the job would have taken too long to simulate.
     pub layers_as_one: usize,
@@ -240,7 +240,7 @@ impl Forecast {
     }
 }
 
-/// What `workload` will take on `deployment`; `trace` collects who is busy when.
+/// Forecasts `workload` on `deployment`; `trace` collects which node is busy when.
 pub fn forecast(
     deployment: &Deployment,
     workload: &Workload,
@@ -268,7 +268,8 @@ fn forecast_with(
         let grain = grain(deployment, lengths);
         (Machine::new(deployment, lengths, grain, trace).run(), workload.rows())
     } else {
-        // Two jobs of the same mixture, one twice as long: what the second half takes, every further one takes.
+        // Run two jobs of the same mixture, one twice as long. Every further half takes as long as the second
+        // half.
         let (short, long) = (sample(lengths, enough), sample(lengths, 2 * enough));
         let rows =
             |lengths: &[Length]| lengths.iter().map(|length| length.rows() as f64).sum::<f64>();
@@ -287,7 +288,7 @@ fn forecast_with(
         }
         (long, workload.rows())
     };
-    // A job that was cut off goes on at its own pace.
+    // A job that was cut off is assumed to continue at its own pace.
     forecast.simulated_seconds = forecast.seconds;
     forecast.share_simulated = (forecast.rows_done as f64 / rows).min(1.0);
     if forecast.share_simulated > 0.0 {
@@ -297,7 +298,7 @@ fn forecast_with(
     forecast
 }
 
-/// One lane's share of the prompts, and what all lanes do in that time.
+/// Forecasts one lane's part of the prompts, and counts all lanes' work in that time.
 fn side_by_side(
     deployment: &Deployment,
     workload: &Workload,
@@ -305,7 +306,7 @@ fn side_by_side(
     trace: Option<&mut Trace>,
 ) -> Forecast {
     let lengths = workload.lengths();
-    // In turn another one of every few, for lengths may alternate.
+    // Take a different one of every few prompts each time, because lengths may alternate.
     let mine = |(index, _): &(usize, &Length)| (index + index / lanes).is_multiple_of(lanes);
     let share = lengths.iter().enumerate().filter(mine).map(|(_, length)| *length).collect();
     let share = Workload::new(&workload.name, share).expect("lengths that were valid");
@@ -473,7 +474,7 @@ mod tests {
             (forecast(&apart, &workload, None), forecast(&together, &workload, None));
         let work = |forecast: &Forecast| forecast.seconds;
         assert!(work(&together) > 1.3 * work(&apart), "{} {}", together.seconds, apart.seconds);
-        // Nothing is idle on one core but for the network, which costs nothing here.
+        // Nothing is idle on one core except for the network, which costs nothing here.
         let busy = forecast_work(&apart);
         assert!((together.seconds / busy - 1.0).abs() < 0.2, "{} {busy}", together.seconds);
     }

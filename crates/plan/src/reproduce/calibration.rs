@@ -330,7 +330,7 @@ impl Testbed {
         best_at(&space, &site, 1.0)
     }
 
-    /// Tokens per second of the best single-tier pipeline of up to as many nodes as the part has; 0 where the model
+    /// Tokens per second of the best single-tier pipeline of up to as many nodes as the part has; 0 if the model
     /// does not fit.
     pub(crate) fn alone(&self, part: &Part, factor: f64) -> f64 {
         let given = match part.cluster {
