@@ -2,10 +2,10 @@
 
 use crate::error::ClusterError;
 use crate::net::Peer;
+use crate::news::WorkerNews;
 use crate::station::{Heard, IDLE, Station};
 use crate::tier2::Tier2Worker;
 use crate::wire;
-use crate::worker::WorkerNews;
 use glinthawk_compute::CpuContext;
 use glinthawk_flight::Kind;
 use glinthawk_protocol::Tier2Node;

@@ -3,8 +3,8 @@
 use crate::control::{Control, Link, Role};
 use crate::error::ClusterError;
 use crate::net::{ConnectError, Controller, Event, LinkShape, LostReason, Peer};
+use crate::news::WorkerNews;
 use crate::report::{NodeReport, peak_memory_bytes};
-use crate::worker::WorkerNews;
 use glinthawk_compute::{Isa, Threads};
 use glinthawk_flight::{Buffer, Kind, Message, Pool};
 use std::collections::VecDeque;

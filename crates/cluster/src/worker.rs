@@ -4,13 +4,12 @@
 use crate::control::{Control, Offer, Role};
 use crate::error::ClusterError;
 use crate::net::{Config, Controller, Event, Peer, Token};
-use crate::report::NodeReport;
+use crate::news::WorkerNews;
 use crate::station::{PATIENCE, Station, dial};
 use crate::weights::model_of;
 use crate::{node1, node2};
 use glinthawk_compute::{Isa, Threads};
 use glinthawk_flight::{Buffer, Pool};
-use glinthawk_model::Model;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -40,22 +39,6 @@ pub struct WorkerOptions {
     pub patient: bool,
     /// Hears what it does.
     pub news: fn(WorkerNews<'_>),
-}
-
-/// What a worker does.
-pub enum WorkerNews<'a> {
-    /// It looks for the dispatcher at this address.
-    Dialling(&'a str),
-    /// It has its role.
-    Joined(&'a Role),
-    /// It loads so many bytes of weights of this model.
-    Loading(&'a Model, u64),
-    /// It has so many bytes for contexts.
-    Contexts(u64),
-    /// It can begin.
-    Ready,
-    /// The job is over; this is what it did, and for how long it was ready.
-    Done(&'a NodeReport, Duration),
 }
 
 /// Runs a worker to its end.
