@@ -82,7 +82,7 @@ pub struct RunArgs {
     /// Leave results in the output file that match no line of INPUT, instead of refusing to run
     #[arg(long, conflicts_with = "overwrite")]
     pub keep: bool,
-    /// Remove all results that the output file holds and start anew
+    /// Remove all results that the output file holds and start again
     #[arg(long)]
     pub overwrite: bool,
     /// Write statistics of the run to this file, as JSON
