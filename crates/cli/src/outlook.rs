@@ -186,7 +186,7 @@ impl Outlook {
 }
 
 /// The prompts of one request.
-fn prompts(request: &RequestLength) -> impl Iterator<Item = Length> + use<> {
+pub fn prompts(request: &RequestLength) -> impl Iterator<Item = Length> + use<> {
     let (prompt, output) = (request.prompt_tokens as usize, request.output_tokens as usize);
     std::iter::repeat_n(Length { prompt, output }, request.choices as usize)
 }

@@ -102,6 +102,7 @@ mod tests {
         let Command::Run(args) = cli.command else { panic!("it is `run`") };
         let planned = Planned::read(args.plan.as_deref()).expect("valid").expect("it is named");
         let (engine, cluster) = planned.options(&args).expect("it can be run");
+        cluster.check(&engine).expect("its options go together");
         let opened = setup::open(&engine).expect("a dummy model opens");
         planned.check_layers(opened.model.config().layers).expect("its layers are the model's");
         let layout = setup::layout(&engine, &cluster, &opened, Crowd::UNKNOWN).expect("a layout");

@@ -1,14 +1,13 @@
 //! Workloads as the command line names them: a CSV of lengths, a job's own input, or so many alike.
 
 use crate::args::EngineArgs;
+use crate::outlook::prompts;
 use crate::progress::say;
 use crate::setup;
 use anyhow::{Context, bail};
-use glinthawk_plan::Workload;
+use glinthawk_jobs::Input;
+use glinthawk_plan::{Length, Workload};
 use std::path::Path;
-
-/// Tokens a completion is taken to have where its request does not say.
-const OUTPUT_DEFAULT: usize = 256;
 
 /// Reads the workload that the options name, if they name one.
 pub fn read(
@@ -28,10 +27,20 @@ pub fn read_file(path: &Path, model: &str) -> anyhow::Result<Workload> {
     if path.extension().is_none_or(|extension| extension != "jsonl") {
         return Ok(Workload::read_csv(path)?);
     }
-    let opened = setup::open(&EngineArgs::of(model, None, None))?;
-    Ok(Workload::read_jsonl(path, OUTPUT_DEFAULT, |text| {
-        opened.served.tokenizer.encode(text).len()
-    })?)
+    let opened =
+        setup::open(&EngineArgs { max_context: None, ..EngineArgs::of(model, None, None) })?;
+    let survey = Input::File(path.to_owned()).open()?.survey(&opened.served, u64::MAX)?;
+    let survey =
+        survey.with_context(|| format!("{}: give a file, not a stream", path.display()))?;
+    let lengths: Vec<Length> = survey.lengths.iter().flat_map(prompts).collect();
+    let refused = survey.lines - survey.lengths.len() as u64;
+    if lengths.is_empty() {
+        bail!("{}: none of its {} lines can be run", path.display(), survey.lines);
+    }
+    if refused > 0 {
+        say(format_args!("{}: {refused} lines cannot be run and take no time", path.display()));
+    }
+    Ok(Workload::new(&path.display().to_string(), lengths)?)
 }
 
 /// The workload as a model with such a context runs it; says what that leaves out.

@@ -242,6 +242,20 @@ fn a_plan_is_simulated_to_the_time_it_says() {
 }
 
 #[test]
+fn requests_are_read_as_run_reads_them() {
+    // Two choices are two prompts; a chat has its template, which dummy models lack; a bad line takes no time.
+    let case = Case::new(
+        "{\"prompt\":\"hello\",\"max_tokens\":3,\"n\":2}\n{\"prompt\":\"hi\",\"max_tokens\":5}\n{\"promt\":\"x\"}\n",
+    );
+    let mut command = glinthawk(["simulate", "--json", "--model", TINY, "--device", "t4"]);
+    let finished = Finished::of(command.arg("--workload").arg(case.input())).expect(0);
+    let job: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+    // Bytes are tokens here.
+    assert_eq!(job["job"]["tokens"].as_f64(), Some((2 * (5 + 3) + 2 + 5) as f64));
+    assert!(finished.stderr.contains("1 lines cannot be run"), "{}", finished.stderr);
+}
+
+#[test]
 fn options_of_plan_are_checked() {
     let case = Case::new("");
     plan(&case);

@@ -188,40 +188,6 @@ impl Workload {
         Self::new(path, lengths)
     }
 
-    /// Reads a job's own input: token counts from `count_tokens`, outputs as long as each line allows
-    /// (`max_tokens` or `max_completion_tokens`), else `output_default`.
-    pub fn read_jsonl(
-        path: &Path,
-        output_default: usize,
-        count_tokens: impl Fn(&str) -> usize,
-    ) -> Result<Self, PlanError> {
-        let name = path.display().to_string();
-        let text = read_text(path)?;
-        let mut lengths = Vec::new();
-        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let number = index + 1;
-            let value: serde_json::Value = serde_json::from_str(line).map_err(|error| {
-                line_error(&name, number, "line", &format!("is not JSON: {error}"))
-            })?;
-            let body = value.get("body").unwrap_or(&value);
-            // A prompt may be given as tokens.
-            let tokens = body.get("prompt").and_then(|prompt| Some(prompt.as_array()?.len()));
-            let prompt = tokens.or_else(|| prompt_text(body).map(|text| count_tokens(&text)));
-            let prompt = prompt.ok_or_else(|| {
-                line_error(&name, number, "body", "has neither `prompt` nor `messages`")
-            })?;
-            let output = ["max_tokens", "max_completion_tokens"]
-                .iter()
-                .find_map(|field| body.get(*field).and_then(serde_json::Value::as_u64))
-                .map_or(output_default, |tokens| tokens.min(LENGTH_MAX as u64) as usize);
-            lengths.push(Length { prompt: prompt.max(1), output: output.max(1) });
-        }
-        if lengths.is_empty() {
-            return Err(line_error(&name, 1, "line", "the file has no requests"));
-        }
-        Self::new(&name, lengths)
-    }
-
     /// The workload as a model of `context_max` positions runs it.
     pub fn within(&self, context_max: usize) -> Result<(Self, Clipped), PlanError> {
         let mut clipped = Clipped::default();
@@ -334,16 +300,6 @@ fn line_error(path: &str, line: usize, field: &str, problem: &str) -> PlanError 
     }
 }
 
-fn prompt_text(body: &serde_json::Value) -> Option<String> {
-    if let Some(prompt) = body.get("prompt").and_then(serde_json::Value::as_str) {
-        return Some(prompt.to_owned());
-    }
-    let messages = body.get("messages")?.as_array()?;
-    let contents: Option<Vec<&str>> =
-        messages.iter().map(|message| message.get("content")?.as_str()).collect();
-    Some(contents?.join("\n"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -420,26 +376,5 @@ mod tests {
         for (text, expected) in cases {
             assert_eq!(Workload::parse_csv("w.csv", text).unwrap_err().to_string(), expected);
         }
-    }
-
-    #[test]
-    fn jobs_input_gives_lengths() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join("in.jsonl");
-        let text = "{\"prompt\": \"a b c\", \"max_tokens\": 7}\n\n{\"prompt\": [4, 5]}\n\
-            {\"custom_id\": \"x\", \"body\": {\"messages\": [{\"role\": \"user\", \"content\": \"d e\"}]}}\n";
-        std::fs::write(&path, text).expect("written");
-        let workload =
-            Workload::read_jsonl(&path, 5, |text| text.split_whitespace().count()).expect("valid");
-        assert_eq!(
-            workload.lengths(),
-            [(3, 7), (2, 5), (2, 5)].map(|(prompt, output)| Length { prompt, output })
-        );
-        std::fs::write(&path, "{\"promt\": \"a\"}\n").expect("written");
-        let error = Workload::read_jsonl(&path, 5, str::len).unwrap_err().to_string();
-        assert!(
-            error.ends_with("in.jsonl:1: body: has neither `prompt` nor `messages`"),
-            "{error}"
-        );
     }
 }
