@@ -3,7 +3,7 @@
 use crate::progress::say;
 use crate::units;
 use glinthawk_cluster::allowed_cores;
-use glinthawk_compute::cuda::{CudaDevice, gpus};
+use glinthawk_compute::cuda::{CudaDevice, gpus, has_driver};
 use glinthawk_compute::{ComputeError, Isa};
 use std::fmt;
 use std::process::ExitCode;
@@ -45,10 +45,11 @@ impl fmt::Display for Device {
     }
 }
 
-/// The GPU to use; `None` is the CPU. If `auto` finds no GPU, it says why, once.
+/// The GPU to use; `None` is the CPU. If there is a driver and `auto` cannot use its GPU, it says why, once.
 pub fn choose(device: Device) -> anyhow::Result<Option<CudaDevice>> {
     match device {
         Device::Cpu => Ok(None),
+        Device::Auto if !has_driver() => Ok(None),
         Device::Cuda(ordinal) => Ok(Some(CudaDevice::open(ordinal)?)),
         Device::Auto => Ok(CudaDevice::open(0)
             .inspect_err(|error| match error {

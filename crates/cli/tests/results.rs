@@ -76,6 +76,23 @@ fn a_stream_does_not_cost_the_answers() {
 }
 
 #[test]
+fn an_unusable_stream_does_not_empty_the_output() {
+    let case = Case::new(line("a", "x"));
+    case.run(&[]).expect(0);
+    let before = read(&case.output());
+    let streams =
+        [("printf 'prompt,n\nx,1\n'", "CSV"), ("false", "standard input has no requests")];
+    for (producer, complaint) in streams {
+        let mut shell = Command::new("bash");
+        let script = format!("{producer} | \"$0\" run - -m {TINY} -o \"$1\" --overwrite");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_glinthawk")]).arg(case.output());
+        let finished = Finished::of(&mut shell).expect(1);
+        assert!(finished.stderr.contains(complaint), "{}", finished.stderr);
+        assert_eq!(read(&case.output()), before, "{producer}");
+    }
+}
+
+#[test]
 fn every_input_has_an_output_of_its_own() {
     let case = Case::new("");
     let cases = [

@@ -14,7 +14,7 @@ mod product;
 mod step;
 mod weights;
 
-pub use device::{CudaDevice, Gpu, gpus};
+pub use device::{CudaDevice, Gpu, gpus, has_driver};
 pub use step::{CudaModel, StepLimits};
 
 /// Positions in one page.

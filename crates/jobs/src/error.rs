@@ -115,6 +115,14 @@ pub enum JobError {
         /// The other one.
         other: FileUse,
     },
+    /// An empty input would only remove what an earlier run answered.
+    #[error("{input} has no requests, so --overwrite leaves output {path} as it is")]
+    NothingToOverwriteWith {
+        /// The input's name.
+        input: String,
+        /// The output.
+        path: PathBuf,
+    },
     /// Another run writes this output.
     #[error("output {path} is being written by another run")]
     Busy {

@@ -110,6 +110,12 @@ impl OpenInput {
         sniffed.map_or(Ok(()), |sniffed| Err(not_requests(self.name.clone(), sniffed)))
     }
 
+    /// Whether nothing is left to read.
+    pub(crate) fn is_at_end(&mut self) -> Result<bool, JobError> {
+        let left = self.lines.source.fill_buf().map(<[u8]>::is_empty);
+        left.map_err(|source| self.read_error(source))
+    }
+
     /// Goes back to the first line of a regular file.
     pub(crate) fn rewind(&mut self) -> Result<(), JobError> {
         let extent = self.extent.expect("only regular files are read twice");

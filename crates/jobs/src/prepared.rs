@@ -56,8 +56,24 @@ impl PreparedJob {
         if known != Some(model.run_digest()) {
             self.compare(Arc::clone(&model))?;
         }
+        if self.earlier == Earlier::Overwrite {
+            self.look_before_emptying()?;
+        }
         let (writer, results) = self.output.start()?;
         Job::start(self.input, model, writer, results, self.earlier)
+    }
+
+    /// Fails if the input has nothing to put in the place of earlier results, such as a stream whose
+    /// producer failed. Waits for a stream's first bytes.
+    fn look_before_emptying(&mut self) -> Result<(), JobError> {
+        self.input.sniff()?;
+        match &self.output {
+            PreparedOutput::File { journal, .. } if self.input.is_at_end()? => {
+                let (input, path) = (self.input.name.clone(), journal.path.clone());
+                Err(JobError::NothingToOverwriteWith { input, path })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn compare(&mut self, model: Arc<ServedModel>) -> Result<(), JobError> {

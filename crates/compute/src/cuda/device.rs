@@ -52,20 +52,22 @@ fn describe(ordinal: usize) -> Result<Gpu, ComputeError> {
     })
 }
 
+/// Whether NVIDIA's driver is on this machine: without it nobody expects a GPU to be used.
+pub fn has_driver() -> bool {
+    // SAFETY: NVIDIA's own library, whose initialisers may run anywhere.
+    unsafe { cudarc::driver::sys::is_culib_present() }
+}
+
 /// Fails if a library is missing: asking cudarc for one that is not there would panic.
 fn require_libraries() -> Result<(), ComputeError> {
     let missing = |library: &'static str, hint: &'static str| {
         Err(ComputeError::CudaMissing { library, hint })
     };
     // SAFETY: these are NVIDIA's own libraries, whose initialisers may run anywhere.
-    let (driver, cublas, nvrtc) = unsafe {
-        (
-            cudarc::driver::sys::is_culib_present(),
-            cudarc::cublaslt::sys::is_culib_present(),
-            cudarc::nvrtc::sys::is_culib_present(),
-        )
+    let (cublas, nvrtc) = unsafe {
+        (cudarc::cublaslt::sys::is_culib_present(), cudarc::nvrtc::sys::is_culib_present())
     };
-    if !driver {
+    if !has_driver() {
         return missing("the NVIDIA driver (libcuda.so)", "install the driver of your GPU");
     }
     if !cublas {
