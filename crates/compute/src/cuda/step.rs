@@ -223,11 +223,6 @@ impl CudaModel {
         logits
     }
 
-    /// Pages of context.
-    pub fn pages(&self) -> usize {
-        self.limits.pages
-    }
-
     /// Runs rows through all layers; gives a token for each sample.
     pub fn step(
         &mut self,
