@@ -4,17 +4,25 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use ureq::Body;
+use ureq::config::ConfigBuilder;
 use ureq::http::Response;
+use ureq::typestate::AgentScope;
 
 use super::cache::hexadecimal;
 
 const REDIRECTS_MAX: usize = 8;
 const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a file may send nothing before its connection counts as broken.
+const IDLE_PATIENCE: Duration = Duration::from_secs(60);
+/// How often a file is asked for, the first time included, if its connection breaks.
+const TRIES_MAX: u32 = 3;
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 const CHUNK_BYTES: usize = 1 << 18;
 
 /// What is known about a file before it is fetched.
@@ -40,17 +48,9 @@ impl Site {
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
             return Err(format!("HF_ENDPOINT is \"{endpoint}\", which is no http address"));
         }
-        // Redirects are followed below, which makes sure that only this server sees the token.
-        let agent = ureq::Agent::config_builder()
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .http_status_as_error(false)
-            .timeout_connect(Some(CONNECT_PATIENCE))
-            .timeout_recv_response(Some(ANSWER_PATIENCE))
-            .user_agent(concat!("glinthawk/", env!("CARGO_PKG_VERSION")))
-            .build();
+        let agent = agent_settings(IDLE_PATIENCE).build().into();
         let endpoint = endpoint.trim_end_matches('/').to_owned();
-        Ok(Self { agent: agent.into(), endpoint, token })
+        Ok(Self { agent, endpoint, token })
     }
 
     /// A short answer, whole.
@@ -64,8 +64,8 @@ impl Site {
         Ok(bytes)
     }
 
-    /// Puts a file at `target`, unless it is there. If a connection breaks, what arrived is kept,
-    /// and the next call continues from there.
+    /// Puts a file at `target`, unless it is there. If a connection breaks, what arrived is kept, and
+    /// another one continues from there: a few times here, then in the next call.
     pub(super) fn download(
         &self,
         address: &str,
@@ -80,11 +80,20 @@ impl Site {
             return Err(too_long(expected.bytes_max));
         }
         let part = target.with_added_extension("part");
-        let fetched = self.fetch(address, &part, expected, progress);
+        let mut fetched = self.fetch(address, &part, expected, progress);
+        for _ in 1..TRIES_MAX {
+            if !matches!(fetched, Err(Trouble::Broken(_))) {
+                break;
+            }
+            thread::sleep(RETRY_PAUSE);
+            fetched = self.fetch(address, &part, expected, progress);
+        }
         let fetched = fetched.and_then(|()| verify(&part, expected.sha256.as_deref()));
         match fetched {
             Ok(()) => fs::rename(&part, target).map_err(|error| error.to_string()),
-            Err(Trouble::Broken(reason)) => Err(format!("{reason}; run again to go on from there")),
+            Err(Trouble::Broken(reason) | Trouble::Refused(reason)) => {
+                Err(format!("{reason}; run again to go on from there"))
+            }
             Err(Trouble::Wrong(reason)) => {
                 // If it cannot be removed, the next call finds the same and says so.
                 fs::remove_file(&part).ok();
@@ -105,7 +114,7 @@ impl Site {
         if expected.bytes.is_some() && expected.bytes == Some(done) {
             return Ok(());
         }
-        let response = self.get(address, done).map_err(Trouble::Broken)?;
+        let response = self.get(address, done).map_err(Trouble::Refused)?;
         if done > 0 && !continues(&response, done) {
             // The server starts from the beginning, so start over.
             fs::remove_file(part)?;
@@ -124,8 +133,8 @@ impl Site {
         let mut body = response.into_body().into_reader();
         let mut buffer = vec![0; CHUNK_BYTES];
         loop {
-            let broken = |error| Trouble::Broken(format!("{error} after {done} bytes"));
-            let count = body.read(&mut buffer).map_err(broken)?;
+            let broken = |error| format!("{} after {done} bytes", reading_trouble(&error));
+            let count = body.read(&mut buffer).map_err(|error| Trouble::Broken(broken(error)))?;
             if count == 0 {
                 break;
             }
@@ -175,17 +184,40 @@ impl Site {
     }
 }
 
+/// How servers are talked to; `idle` is how long one may send nothing.
+fn agent_settings(idle: Duration) -> ConfigBuilder<AgentScope> {
+    // Redirects are followed in `get`, which makes sure that only this server sees the token.
+    ureq::Agent::config_builder()
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .http_status_as_error(false)
+        .timeout_connect(Some(CONNECT_PATIENCE))
+        .timeout_recv_response(Some(ANSWER_PATIENCE))
+        .timeout_per_read(Some(idle))
+        .user_agent(concat!("glinthawk/", env!("CARGO_PKG_VERSION")))
+}
+
+/// Why a body could not be read on.
+fn reading_trouble(error: &io::Error) -> String {
+    match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+        Some(ureq::Error::Timeout(_)) => "the server sent nothing more".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
 /// Why a file did not come.
 enum Trouble {
-    /// What came is good as far as it goes.
+    /// The connection broke. What came is good as far as it goes.
     Broken(String),
+    /// The server does not give it, or it cannot be written. What came is good as far as it goes.
+    Refused(String),
     /// What came is of no use.
     Wrong(String),
 }
 
 impl From<io::Error> for Trouble {
     fn from(error: io::Error) -> Self {
-        Trouble::Broken(error.to_string())
+        Trouble::Refused(error.to_string())
     }
 }
 
@@ -267,6 +299,72 @@ fn redirected(url: &str, location: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::net::TcpListener;
+
+    const FILE: &[u8] = b"0123456789";
+
+    /// A server that sends up to 4 bytes of `FILE` to each of so many connections, and then nothing, with the
+    /// connection open. Returns its address, and the ranges that it was asked for once it is done.
+    fn stalling_server(connections: usize) -> (String, thread::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = format!("http://{}", listener.local_addr().expect("an address"));
+        let serve = move || {
+            let (mut asked, mut open) = (Vec::new(), Vec::new());
+            for _ in 0..connections {
+                let (mut stream, _) = listener.accept().expect("a connection");
+                let lines = BufReader::new(&stream).lines().map_while(Result::ok);
+                let lines = lines.take_while(|line| !line.is_empty());
+                let range = lines.filter_map(|line| {
+                    let line = line.to_ascii_lowercase();
+                    Some(line.strip_prefix("range: bytes=")?.trim_end_matches('-').to_owned())
+                });
+                let range = range.last().unwrap_or_default();
+                let from: usize = range.parse().unwrap_or(0);
+                asked.push(range);
+                let (total, left) = (FILE.len(), FILE.len() - from);
+                let head = format!(
+                    "HTTP/1.1 {}\r\nContent-Range: bytes {from}-{}/{total}\r\nContent-Length: {left}\r\n\r\n",
+                    if from > 0 { "206 Partial Content" } else { "200 OK" },
+                    total - 1,
+                );
+                stream.write_all(head.as_bytes()).expect("it listens");
+                stream.write_all(&FILE[from..total.min(from + 4)]).expect("it listens");
+                open.push(stream);
+            }
+            asked
+        };
+        (address, thread::spawn(serve))
+    }
+
+    #[test]
+    fn a_body_that_stalls_is_continued_over_another_connection() {
+        let (endpoint, server) = stalling_server(3);
+        // The test machine may have a proxy, which has no business here.
+        let agent = agent_settings(Duration::from_millis(100)).proxy(None).build().into();
+        let site = Site { agent, endpoint, token: None };
+        let folder = tempfile::tempdir().expect("a folder");
+        let target = folder.path().join("file");
+        let bytes = Some(FILE.len() as u64);
+        let expected = Expected { bytes, sha256: None, bytes_max: u64::MAX };
+        site.download("file", &target, &expected, &mut |_, _| {}).expect("three pieces");
+        assert_eq!(fs::read(&target).expect("it is there"), FILE);
+        assert_eq!(server.join().expect("no panic there"), ["", "4", "8"]);
+    }
+
+    #[test]
+    fn a_server_that_only_stalls_is_given_up() {
+        let (endpoint, server) = stalling_server(TRIES_MAX as usize);
+        let agent = agent_settings(Duration::from_millis(100)).proxy(None).build().into();
+        let site = Site { agent, endpoint, token: None };
+        let folder = tempfile::tempdir().expect("a folder");
+        let target = folder.path().join("file");
+        // Longer than what the server has.
+        let expected = Expected { bytes: Some(1000), sha256: None, bytes_max: u64::MAX };
+        let error = site.download("file", &target, &expected, &mut |_, _| {}).unwrap_err();
+        assert!(error.contains("10 of 1000 bytes") && error.contains("run again"), "{error}");
+        server.join().expect("no panic there");
+    }
 
     #[test]
     fn an_origin_is_all_in_front_of_the_path() {
