@@ -128,7 +128,14 @@ fn read_kept(entry: Option<&PathBuf>, stamp: Option<Stamp>) -> Option<[u8; 32]> 
 fn write_kept(entry: &PathBuf, kept: &Kept) -> std::io::Result<()> {
     let folder = entry.parent().expect("an entry lies in the folder of hashes");
     fs::create_dir_all(folder)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As any file of the cache, less what the umask forbids: a cache may be shared.
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    let mut file = builder.tempfile_in(folder)?;
     file.write_all(&serde_json::to_vec(kept)?)?;
     file.persist(entry)?;
     Ok(())
@@ -230,6 +237,18 @@ mod tests {
         }
         case.sha256_at(now + Duration::from_secs(3));
         assert_eq!(case.entries().len(), 1);
+    }
+
+    #[test]
+    fn an_entry_has_the_permissions_of_any_file() {
+        use std::os::unix::fs::PermissionsExt;
+        let case = Case::new();
+        case.sha256();
+        let [entry] = case.entries().try_into().expect("one entry");
+        let beside = entry.with_extension("beside");
+        fs::write(&beside, "").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&entry), mode(&beside));
     }
 
     #[test]
