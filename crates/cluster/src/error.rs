@@ -24,9 +24,9 @@ pub enum ClusterError {
     Refused(#[from] Tier2Error),
     /// The memory for contexts does not hold one context of the longest length.
     #[error(
-        "one context of {context_max} tokens takes {}, and an attention worker has {}: give more with \
-         --context-memory{}",
-        size(*needed_bytes), size(*given_bytes), shorter(*context_fits)
+        "one context of {context_max} tokens takes {}, and an attention worker has {}: give at least \
+         --context-memory {}{}",
+        size(*needed_bytes), size(*given_bytes), at_least(*needed_bytes), shorter(*context_fits)
     )]
     ContextMemory {
         /// Longest context, in tokens.
@@ -104,6 +104,14 @@ pub enum ClusterError {
     },
 }
 
+/// The smallest size that an option can give in whole KiB or MiB and that holds this many bytes: `5KiB`.
+fn at_least(bytes: u64) -> String {
+    match bytes.div_ceil(1 << 10) {
+        kib @ 0..1024 => format!("{kib}KiB"),
+        kib => format!("{}MiB", kib.div_ceil(1 << 10)),
+    }
+}
+
 /// The other way out: a shorter context, if one fits.
 fn shorter(context_fits: u64) -> String {
     match context_fits {
@@ -116,5 +124,28 @@ impl ClusterError {
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_memory_is_told_with_what_would_do() {
+        let told = |given_bytes, needed_bytes| {
+            let error = ClusterError::ContextMemory {
+                context_max: 64,
+                needed_bytes,
+                given_bytes,
+                context_fits: 0,
+            };
+            error.to_string()
+        };
+        let text = told(1, 5000);
+        assert!(text.contains("takes 4.9 KiB, and an attention worker has 1 byte"), "{text}");
+        assert!(text.ends_with("give at least --context-memory 5KiB"), "{text}");
+        let text = told(1023, (3 << 20) + 1);
+        assert!(text.contains("has 1023 bytes") && text.ends_with(" 4MiB"), "{text}");
     }
 }

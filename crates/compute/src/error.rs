@@ -66,8 +66,13 @@ pub enum ComputeError {
     Model(#[from] glinthawk_model::ModelError),
 }
 
-/// A size for people: `1.5 GiB`.
+/// A size for people: `1.5 GiB`, `17 bytes`.
 pub fn size(bytes: u64) -> String {
+    match bytes {
+        1 => return "1 byte".to_owned(),
+        0..1024 => return format!("{bytes} bytes"),
+        _ => {}
+    }
     let mut value = bytes as f64 / 1024.0;
     let mut units = ["KiB", "MiB", "GiB", "TiB", "PiB"].into_iter();
     let mut unit = units.next();
