@@ -192,7 +192,11 @@ fn results_of_another_context_type_are_not_reused() {
     };
     run(&["--context-type", "bf16"], 12);
     run(&["--context-type", "bf16"], 0);
-    case.run(&["--context-type", "int8"]).expect_error(&["12 of the 12 results", "--keep"]);
+    case.run(&["--context-type", "int8"]).expect_error(&[
+        "all 12 results",
+        "--context-type",
+        "--keep",
+    ]);
     run(&["--context-type", "int8", "--keep"], 12);
     run(&["--context-type", "int8", "--keep"], 0);
     run(&["--context-type", "int8", "--overwrite"], 12);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::file_use::FileUse;
+use crate::sniff::Remedy;
 use crate::unmatched::UnmatchedResults;
 
 /// Why a job cannot go on. What it has written stays valid, and the same command resumes it.
@@ -51,7 +52,7 @@ pub enum JobError {
         /// What it is.
         what: &'static str,
         /// What to do.
-        remedy: String,
+        remedy: Remedy,
     },
     /// The output holds results that match no line of the input.
     #[error("{0}")]
@@ -98,6 +99,15 @@ pub enum JobError {
         left_bytes: u64,
         /// What is missing.
         lost_bytes: u64,
+    },
+    /// Another program changed the output after it was read and before the job wrote to it.
+    #[error(
+        "another program changed output {path} while the job was being prepared, so nothing was run: the same command \
+         looks at it again"
+    )]
+    OutputChanged {
+        /// The output.
+        path: PathBuf,
     },
     /// The output's folder does not exist.
     #[error("cannot create output {path}: folder {folder} does not exist")]

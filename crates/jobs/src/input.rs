@@ -5,10 +5,10 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::error::JobError;
-use crate::sniff::{Sniffed, sniff, sniff_address};
+use crate::sniff::{Remedy, Sniffed, shell_quoted, sniff, sniff_address};
 
 /// Longer input lines get an error line; no more than one such line is ever held.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
@@ -45,9 +45,12 @@ impl Input {
         if metadata.is_dir() {
             let what = "a folder, not a file";
             let name = self.to_string();
-            let remedy = format!(
-                "Join its files and pipe them in: cat {name}/*.jsonl | glinthawk run - -o out.jsonl"
-            );
+            let folder = shell_quoted(Path::new(name.trim_end_matches('/')));
+            let remedy = Remedy::Pipe {
+                purpose: "Join its files",
+                command: format!("cat {folder}/*.jsonl"),
+                output: "out.jsonl".to_owned(),
+            };
             return Err(not_requests(name, Sniffed { what, remedy }));
         }
         let extent = match metadata.is_file() {

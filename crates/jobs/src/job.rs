@@ -75,6 +75,8 @@ pub struct JobSummary {
     pub unmatched: u64,
     /// Earlier error lines that were removed because their lines have other results now.
     pub superseded: u64,
+    /// Bytes that another program added to the output while the job ran; they are left in place.
+    pub foreign_bytes: u64,
     /// Why lines failed, in this run or an earlier one: up to 256 kinds, commonest first.
     pub failures: Vec<FailureKind>,
     /// Prompt tokens of this run's answers.
@@ -238,15 +240,16 @@ impl Job {
             ..self.summary
         };
         let Some(ended) = self.ended.filter(|_| summary.complete) else {
-            self.writer.close(None)?;
+            summary.foreign_bytes = self.writer.close(None)?.foreign_bytes;
             return Ok(summary);
         };
         let Ended { unmatched, namer } = &*ended;
         let superseded =
             |line: &WrittenLine| unmatched.failed.contains(&line.key) && namer.supersedes(line);
         let replace = self.earlier != Earlier::Keep && !unmatched.failed.is_empty();
-        summary.superseded =
+        let closed =
             self.writer.close(replace.then_some(&superseded as &dyn Fn(&WrittenLine) -> bool))?;
+        (summary.superseded, summary.foreign_bytes) = (closed.superseded, closed.foreign_bytes);
         summary.unmatched = unmatched.len() as u64 - summary.superseded;
         Ok(summary)
     }

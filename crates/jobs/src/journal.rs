@@ -42,6 +42,8 @@ impl Results {
 /// What must be mended in an output file before lines are added to it.
 #[derive(Debug, Default)]
 pub(crate) struct Damage {
+    /// Length of the file as it was read.
+    read_bytes: u64,
     /// Where the last whole line ends, if a crash left something after it.
     torn_at_bytes: Option<u64>,
     /// Whether there are lines to remove: broken ones, second copies, and those to be tried again.
@@ -171,12 +173,17 @@ impl Journal {
             damage.lines |= broken;
             good_end_bytes = end_bytes;
         }
+        damage.read_bytes = end_bytes;
         damage.torn_at_bytes = (good_end_bytes < end_bytes).then_some(good_end_bytes);
         Ok((results, damage))
     }
 
-    /// Cuts off what a crash left at the end, and removes lines that hold no result.
+    /// Cuts off what a crash left at the end, and removes lines that hold no result. Fails, and changes
+    /// nothing, if the file is not as long as it was when it was read.
     pub(crate) fn repair(&mut self, damage: &Damage) -> Result<(), JobError> {
+        if self.bytes()? != damage.read_bytes {
+            return Err(JobError::OutputChanged { path: self.path.clone() });
+        }
         if let Some(end_bytes) = damage.torn_at_bytes {
             self.truncate(end_bytes)?;
         }
@@ -261,6 +268,11 @@ impl Journal {
     fn reader(&self) -> Result<BufReader<File>, JobError> {
         let file = File::open(&self.path).map_err(|e| self.fail("read", e))?;
         Ok(BufReader::with_capacity(BUFFER_BYTES, file))
+    }
+
+    /// Length of the file.
+    pub(crate) fn bytes(&self) -> Result<u64, JobError> {
+        Ok(self.file.metadata().map_err(|e| self.fail("inspect", e))?.len())
     }
 
     fn truncate(&mut self, bytes: u64) -> Result<(), JobError> {

@@ -58,5 +58,6 @@ pub use prepared::PreparedJob;
 pub use preview::{PreviewError, preview_input, preview_line};
 pub use refusal::Refusal;
 pub use served::ServedModel;
+pub use sniff::{Remedy, shell_quoted};
 pub use survey::{OUTPUT_TOKENS_ASSUMED, RequestLength, Survey};
 pub use unmatched::UnmatchedResults;

@@ -118,22 +118,31 @@ impl Writer {
         }
     }
 
-    /// Makes everything durable, removes superseded result lines, and returns their number.
+    /// Makes everything durable, and removes superseded result lines.
     pub(crate) fn close(
         self,
         superseded: Option<&dyn Fn(&WrittenLine) -> bool>,
-    ) -> Result<u64, JobError> {
+    ) -> Result<Closed, JobError> {
         match self {
             Self::File(file) => file.close(superseded),
-            Self::Stream { .. } => Ok(0),
+            Self::Stream { .. } => Ok(Closed::default()),
         }
     }
+}
+
+/// What came of closing an output.
+#[derive(Default)]
+pub(crate) struct Closed {
+    /// Result lines that were removed.
+    pub(crate) superseded: u64,
+    /// Bytes that another program added while the job wrote. If there are any, no line is removed.
+    pub(crate) foreign_bytes: u64,
 }
 
 /// An output file that is being written.
 pub(crate) struct FileWriter {
     journal: Journal,
-    /// Length that the file must have at least.
+    /// Length that the file must have at least; more was written by somebody else.
     bytes: Arc<AtomicU64>,
     syncer: Syncer,
     /// The output is not there any more; what could be kept has been.
@@ -142,8 +151,7 @@ pub(crate) struct FileWriter {
 
 impl FileWriter {
     fn new(journal: Journal) -> Result<Self, JobError> {
-        let length = journal.file.metadata().map_err(|source| journal.fail("inspect", source))?;
-        let bytes = Arc::new(AtomicU64::new(length.len()));
+        let bytes = Arc::new(AtomicU64::new(journal.bytes()?));
         let syncer = Syncer::start(&journal, &bytes)?;
         Ok(Self { journal, bytes, syncer, given_up: false })
     }
@@ -177,23 +185,31 @@ impl FileWriter {
         Err(rescue::rescue(journal, bytes))
     }
 
-    fn close(mut self, superseded: Option<&dyn Fn(&WrittenLine) -> bool>) -> Result<u64, JobError> {
+    fn close(
+        mut self,
+        superseded: Option<&dyn Fn(&WrittenLine) -> bool>,
+    ) -> Result<Closed, JobError> {
         let trouble = self.syncer.stop();
         if self.given_up {
-            return Ok(0);
+            return Ok(Closed::default());
         }
         if let Some(Trouble::Sync(source)) = trouble {
             return Err(self.journal.fail("sync", source));
         }
         self.journal.file.sync_all().map_err(|source| self.journal.fail("sync", source))?;
         self.verify()?;
-        let Some(superseded) = superseded else { return Ok(0) };
+        let foreign_bytes =
+            self.journal.bytes()?.saturating_sub(self.bytes.load(Ordering::Relaxed));
+        // Rewriting the file would lose what is not ours.
+        let Some(superseded) = superseded.filter(|_| foreign_bytes == 0) else {
+            return Ok(Closed { superseded: 0, foreign_bytes });
+        };
         let mut count = 0;
         self.journal.for_each(|line| count += u64::from(superseded(&line)))?;
         if count > 0 {
             self.journal.rewrite(|line| !superseded(line))?;
         }
-        Ok(count)
+        Ok(Closed { superseded: count, foreign_bytes })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Recognises an input that is not lines of JSON by its first bytes, and says what to do about it.
 
+use std::fmt;
 use std::path::Path;
 
 const PICTURE_OF_A_LINE: &str = r#"{"prompt": "…"}"#;
@@ -8,8 +9,34 @@ const PICTURE_OF_A_LINE: &str = r#"{"prompt": "…"}"#;
 pub(crate) struct Sniffed {
     /// What the input is, such as "a Parquet file".
     pub(crate) what: &'static str,
-    /// What to do.
-    pub(crate) remedy: String,
+    pub(crate) remedy: Remedy,
+}
+
+/// What to do about an input that is not lines of JSON.
+#[derive(Debug)]
+pub enum Remedy {
+    /// In words.
+    Words(String),
+    /// A command prints the lines, and `run` reads them from standard input.
+    Pipe {
+        /// What the command does, such as "Unpack it".
+        purpose: &'static str,
+        /// As a shell takes it.
+        command: String,
+        /// Where results could go, as a shell takes it.
+        output: String,
+    },
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Words(words) => f.write_str(words),
+            Self::Pipe { purpose, command, output } => {
+                write!(f, "{purpose} and pipe it in: {command} | glinthawk run - -o {output}")
+            }
+        }
+    }
 }
 
 /// How a kind of file begins, what it is called, and the command that prints what is in it.
@@ -24,16 +51,15 @@ const COMPRESSED: &[(&[u8], &str, &str)] = &[
 /// Looks at an input's first bytes; `path` is where they come from, unless that is standard input.
 /// `None` if they may be lines of JSON.
 pub(crate) fn sniff(start: &[u8], path: Option<&Path>) -> Option<Sniffed> {
-    let name = path.map(quoted);
+    let name = path.map(shell_quoted);
     for (magic, what, tool) in COMPRESSED {
         if start.starts_with(magic) {
-            let unpack = match &name {
+            let command = match &name {
                 Some(name) => format!("{tool} {name}"),
                 None => format!("… | {tool}"),
             };
             let output = path.map_or("out.jsonl".to_owned(), unpacked_output);
-            let remedy =
-                format!("Unpack it and pipe it in: {unpack} | glinthawk run - -o {output}");
+            let remedy = Remedy::Pipe { purpose: "Unpack it", command, output };
             return Some(Sniffed { what, remedy });
         }
     }
@@ -44,22 +70,25 @@ pub(crate) fn sniff(start: &[u8], path: Option<&Path>) -> Option<Sniffed> {
              pandas.read_parquet(sys.argv[1])[[\"prompt\"]].to_json(\"requests.jsonl\", \
              orient=\"records\", lines=True)' {name}"
         );
-        return Some(Sniffed { what: "a Parquet file", remedy });
+        return Some(Sniffed { what: "a Parquet file", remedy: Remedy::Words(remedy) });
     }
     if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
         let remedy = format!("Convert it: iconv -f UTF-16 -t UTF-8 {name} > requests.jsonl");
-        return Some(Sniffed { what: "text in UTF-16, not in UTF-8", remedy });
+        let what = "text in UTF-16, not in UTF-8";
+        return Some(Sniffed { what, remedy: Remedy::Words(remedy) });
     }
     let text = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start).trim_ascii_start();
     let first = text.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii_end();
     if text.starts_with(b"[") {
         let remedy =
             format!("Write each item on a line of its own: jq -c '.[]' {name} > requests.jsonl");
-        return Some(Sniffed { what: "a JSON array, not lines of JSON objects", remedy });
+        let what = "a JSON array, not lines of JSON objects";
+        return Some(Sniffed { what, remedy: Remedy::Words(remedy) });
     }
     if first == b"{" && text.len() > first.len() {
         let remedy = format!("Write each object on one line: jq -c . {name} > requests.jsonl");
-        return Some(Sniffed { what: "JSON spread over several lines", remedy });
+        let what = "JSON spread over several lines";
+        return Some(Sniffed { what, remedy: Remedy::Words(remedy) });
     }
     let ending = path.and_then(|path| path.extension()?.to_str());
     let delimiter = delimiter(first).or_else(|| match ending {
@@ -75,7 +104,7 @@ pub(crate) fn sniff(start: &[u8], path: Option<&Path>) -> Option<Sniffed> {
          python3 -c 'import csv, json, sys; [print(json.dumps({{\"prompt\": row[\"prompt\"]}})) \
          for row in csv.DictReader(sys.stdin{delimiter})]' < {name} > requests.jsonl"
     );
-    Some(Sniffed { what, remedy })
+    Some(Sniffed { what, remedy: Remedy::Words(remedy) })
 }
 
 /// What separates the columns of a table whose first line has their names.
@@ -98,14 +127,18 @@ fn unpacked_output(path: &Path) -> String {
     };
     let mut output = stem.into_os_string();
     output.push(".out.jsonl");
-    quoted(Path::new(&output))
+    shell_quoted(Path::new(&output))
 }
 
-/// A path as a shell takes it.
-fn quoted(path: &Path) -> String {
+/// A path, or another argument of a command, as a shell takes it.
+pub fn shell_quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+=@:,".contains(c);
-    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+    if !text.is_empty() && text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
 }
 
 /// An input that is an address and not a file: what it is, and what to do.
@@ -116,12 +149,12 @@ pub(crate) fn sniff_address(path: &Path) -> Option<Sniffed> {
     if scheme.is_empty() || rest.is_empty() || !scheme.chars().all(plain) {
         return None;
     }
-    let fetch = match scheme {
+    let command = match scheme {
         "s3" => format!("aws s3 cp {address} -"),
         "gs" => format!("gcloud storage cat {address}"),
         _ => format!("curl -fsSL {address}"),
     };
-    let remedy = format!("Fetch it and pipe it in: {fetch} | glinthawk run - -o out.jsonl");
+    let remedy = Remedy::Pipe { purpose: "Fetch it", command, output: "out.jsonl".to_owned() };
     Some(Sniffed { what: "an address, not a file", remedy })
 }
 
@@ -135,7 +168,7 @@ mod tests {
             (None, None) => {}
             (Some(sniffed), Some((what, part))) => {
                 assert_eq!(sniffed.what, what);
-                assert!(sniffed.remedy.contains(part), "{}", sniffed.remedy);
+                assert!(sniffed.remedy.to_string().contains(part), "{}", sniffed.remedy);
             }
             _ => panic!("{:?}", String::from_utf8_lossy(start)),
         }
@@ -185,7 +218,8 @@ mod tests {
             ("://", None),
             ("dir with space://a", None),
         ] {
-            let remedy = sniff_address(Path::new(address)).map(|sniffed| sniffed.remedy);
+            let remedy =
+                sniff_address(Path::new(address)).map(|sniffed| sniffed.remedy.to_string());
             assert_eq!(remedy.is_some(), part.is_some(), "{address}");
             assert!(remedy.unwrap_or_default().contains(part.unwrap_or_default()), "{address}");
         }

@@ -18,6 +18,8 @@ pub struct UnmatchedResults {
     results: u64,
     /// Those with a custom id of the input.
     changed: u64,
+    /// Those of `changed` that another model gave.
+    of_other_model: u64,
     /// Those with another custom id.
     strange: u64,
     /// Which model gave the first result that is not of this run's model.
@@ -34,6 +36,7 @@ impl UnmatchedResults {
             model: model.to_owned(),
             results,
             changed: 0,
+            of_other_model: 0,
             strange: 0,
             other_model: None,
             examples: Vec::new(),
@@ -49,9 +52,18 @@ impl UnmatchedResults {
         if self.examples.len() < EXAMPLES_MAX {
             self.examples.push(printable(custom_id));
         }
-        if self.other_model.is_none() {
-            self.other_model = model.filter(|model| *model != self.model);
+        let other = model.filter(|model| *model != self.model);
+        self.of_other_model += u64::from(in_input && other.is_some());
+        self.other_model = self.other_model.take().or(other);
+    }
+
+    /// Why results with a custom id of the input may not match. A result's key is one hash of all of these.
+    fn cause(&self) -> &'static str {
+        if self.of_other_model == self.changed {
+            return "the model has changed";
         }
+        "something that decides results has changed: the request, the model's files, --max-context, \
+         --context-type, or the instruction set (--isa, --device, another machine)"
     }
 
     /// How many there are.
@@ -64,30 +76,38 @@ impl fmt::Display for UnmatchedResults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { output, input, model, results, changed, strange, .. } = self;
         let count = self.count();
-        let verb = if count == 1 { "matches" } else { "match" };
+        let one = count == 1;
         let more = if count > self.examples.len() as u64 { ", …" } else { "" };
         let examples = self.examples.join(", ");
-        write!(f, "{count} of the {results} results in {output} {verb} no line of {input} ")?;
-        write!(f, "({examples}{more}), so nothing was run. ")?;
+        match (count, results) {
+            (1, 1) => write!(f, "the only result in {output} matches")?,
+            (_, all) if count == *all => write!(f, "all {count} results in {output} match")?,
+            (1, _) => write!(f, "1 of the {results} results in {output} matches")?,
+            _ => write!(f, "{count} of the {results} results in {output} match")?,
+        }
+        write!(f, " no line of {input} ({examples}{more}), so nothing was run. ")?;
+        let (ids, are) = if one { ("Its custom_id", "is") } else { ("Their custom_ids", "are") };
         match (*strange, *changed) {
-            (_, 0) => write!(f, "Their custom_ids are not in this input")?,
-            (0, _) => write!(
-                f,
-                "Their custom_ids are in this input, but the request, the model or an option has changed"
-            )?,
-            _ => write!(
-                f,
-                "{strange} of their custom_ids are not in this input; for the other {changed}, the \
-                 request, the model or an option has changed"
-            )?,
+            (_, 0) => write!(f, "{ids} {are} not in this input")?,
+            (0, _) => write!(f, "{ids} {are} in this input, but {}", self.cause())?,
+            _ => {
+                let are = if *strange == 1 { "is" } else { "are" };
+                write!(f, "{strange} of their custom_ids {are} not in this input; for ")?;
+                match changed {
+                    1 => write!(f, "the other one, {}", self.cause())?,
+                    _ => write!(f, "the other {changed}, {}", self.cause())?,
+                }
+            }
         }
         if let Some(other) = &self.other_model {
-            write!(f, ". They were answered by {}; this run uses {model}", printable(other))?;
+            let they = if one { "It was" } else { "They were" };
+            write!(f, ". {they} answered by {}; this run uses {model}", printable(other))?;
         }
         write!(
             f,
-            ". Choose another output (-o), keep these results in the file (--keep), or remove all \
-             results and start anew (--overwrite)"
+            ". Choose another output (-o), keep {} in the file (--keep), or remove all results and start \
+             anew (--overwrite)",
+            if one { "this result" } else { "these results" }
         )
     }
 }

@@ -1,15 +1,17 @@
 //! An output that is moved, deleted or cut short while a job writes it: noticed, and what can be kept
-//! is kept. And what a job does to files beside its output: nothing.
+//! is kept. One that another program adds to: told, and left alone. And what a job does to files beside its output: nothing.
 
 mod common;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Case, backwards, complete, sorted};
-use glinthawk_jobs::{Job, JobError, Next};
+use glinthawk_jobs::{Earlier, Job, JobError, JobOptions, Next, Output, PreparedJob};
 
 /// Half of a job: four of eight lines have their result.
 fn half_done() -> (Case, Job) {
@@ -114,6 +116,50 @@ fn an_output_that_was_cut_short_is_told() {
             assert_eq!(case.sorted().len(), 8, "the same command runs the lost lines again");
         }
     }
+}
+
+fn append(path: &Path, text: &str) {
+    let mut file = fs::OpenOptions::new().append(true).open(path).unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+}
+
+#[test]
+fn what_another_program_adds_is_told_and_left_alone() {
+    let foreign = "{\"note\":\"not a result\"}\n";
+    let (case, mut job) = half_done();
+    append(&case.output(), foreign);
+    assert!(work_on(&mut job).is_none());
+    let summary = job.close().unwrap();
+    assert_eq!((summary.complete, summary.foreign_bytes), (true, foreign.len() as u64));
+    assert!(case.output_text().contains(foreign));
+    assert_eq!(case.output_text().lines().count(), 9);
+
+    // A job that would otherwise rewrite its output.
+    let case = Case::new("{\"prompt\":\"\"}\n{\"prompt\":\"x\"}\n");
+    assert_eq!(case.run().unwrap().foreign_bytes, 0);
+    fs::write(case.input(), "{\"prompt\":\"mended\"}\n{\"prompt\":\"x\"}\n").unwrap();
+    let mut job = case.open().unwrap();
+    append(&case.output(), foreign);
+    assert!(work_on(&mut job).is_none());
+    let summary = job.close().unwrap();
+    assert_eq!((summary.superseded, summary.foreign_bytes), (0, foreign.len() as u64));
+    assert!(case.output_text().contains(foreign));
+}
+
+#[test]
+fn what_another_program_adds_before_the_job_starts_stops_it() {
+    let case = Case::new("{\"prompt\":\"x\"}\n{\"prompt\":\"y\"}\n");
+    case.run().unwrap();
+    // A torn line, which would be cut off.
+    let whole = case.output_text();
+    fs::write(case.output(), &whole[..whole.len() - 5]).unwrap();
+    let options = JobOptions { output: Output::File(case.output()), earlier: Earlier::Continue };
+    let model = Arc::new(case.model.clone());
+    let prepared = PreparedJob::new(case.open_input(), &options, Some(Arc::clone(&model))).unwrap();
+    append(&case.output(), "precious\n");
+    let error = prepared.start(model).err().unwrap();
+    assert!(matches!(error, JobError::OutputChanged { .. }), "{error}");
+    assert!(case.output_text().ends_with("precious\n"));
 }
 
 #[test]

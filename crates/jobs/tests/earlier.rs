@@ -43,7 +43,11 @@ fn check_refused(before: &str, after: &str, unmatched: u64) {
     fs::write(case.input(), after).unwrap();
     let error = case.run().unwrap_err();
     assert!(matches!(error, JobError::Unmatched(_)), "{error}");
-    let begin = format!("{unmatched} of the {} results in ", written.lines().count());
+    let begin = match (unmatched, written.lines().count() as u64) {
+        (1, 1) => "the only result in ".to_owned(),
+        (count, all) if count == all => format!("all {count} results in "),
+        (count, all) => format!("{count} of the {all} results in "),
+    };
     assert!(error.to_string().starts_with(&begin), "{error}");
     assert_eq!(case.output_text(), written, "{before} then {after}");
     case.earlier = Earlier::Keep;
@@ -96,14 +100,20 @@ fn unmatched_answers_are_told_apart() {
     };
     let (a, b) = (line("a", "x"), line("b", "y"));
     let text = told(&a, "bytes", &b);
-    assert!(text.contains("1 of the 1 results") && text.contains("matches no line of "), "{text}");
-    assert!(text.contains("(a), so nothing was run. Their custom_ids are not in"), "{text}");
+    assert!(
+        text.contains("the only result in ") && text.contains(" matches no line of "),
+        "{text}"
+    );
+    assert!(text.contains("(a), so nothing was run. Its custom_id is not in"), "{text}");
     let text = told(&[&*a, &b].concat(), "bytes", &[&*a, &line("b", "z")].concat());
     assert!(text.contains("1 of the 2 results") && text.contains("(b), so"), "{text}");
-    assert!(text.contains("but the request, the model or an option has changed. "), "{text}");
+    let causes = ["the request", "the model's files", "--max-context", "--context-type", "--isa"];
+    assert!(causes.iter().all(|cause| text.contains(cause)), "{text}");
     let text = told(&[&*a, &b].concat(), "other", &a);
     assert!(
-        text.contains("1 of their custom_ids are not in this input; for the other 1"),
+        text.contains(
+            "1 of their custom_ids is not in this input; for the other one, the model has"
+        ),
         "{text}"
     );
     assert!(text.contains("They were answered by other; this run uses bytes. "), "{text}");
