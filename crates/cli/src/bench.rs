@@ -34,10 +34,10 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let tokens = u64::from(args.prompts) * u64::from(args.input + args.output);
     writeln!(
         out,
-        "{}: {} prompts of {} tokens in, {} out",
+        "{}: {} of {} in, {} out",
         opened.model.name(),
-        args.prompts,
-        args.input,
+        units::counted(u64::from(args.prompts), "prompt"),
+        units::counted(u64::from(args.input), "token"),
         args.output
     )?;
     let job = FixedJob { prompts: args.prompts, input: args.input, output: args.output };

@@ -33,10 +33,10 @@ pub fn kernels(args: &KernelBenchArgs) -> anyhow::Result<ExitCode> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "instruction set {}, {} threads, medians of {} runs",
+        "instruction set {}, {}, medians of {}",
         isa.name(),
-        threads.count(),
-        args.runs
+        units::counted(threads.count() as u64, "thread"),
+        units::counted(args.runs as u64, "run")
     )?;
     for shape in &args.shapes {
         let model = Model::dummy(shape)?;

@@ -65,7 +65,8 @@ pub fn choose(device: Device) -> anyhow::Result<Option<CudaDevice>> {
 /// Lists what this machine has.
 pub fn list() -> anyhow::Result<ExitCode> {
     let sets: Vec<String> = Isa::available().iter().map(ToString::to_string).collect();
-    println!("cpu      {} cores, kernels for {}", allowed_cores().len(), sets.join(", "));
+    let cores = units::counted(allowed_cores().len() as u64, "core");
+    println!("cpu      {cores}, kernels for {}", sets.join(", "));
     match gpus() {
         Ok(found) if found.is_empty() => println!("no GPU: the driver finds none"),
         Ok(found) => {

@@ -3,7 +3,7 @@
 use crate::args::EngineArgs;
 use crate::outlook::prompts;
 use crate::progress::say;
-use crate::setup;
+use crate::{setup, units};
 use anyhow::{Context, bail};
 use glinthawk_jobs::Input;
 use glinthawk_plan::{Length, Workload};
@@ -35,10 +35,15 @@ pub fn read_file(path: &Path, model: &str) -> anyhow::Result<Workload> {
     let lengths: Vec<Length> = survey.lengths.iter().flat_map(prompts).collect();
     let refused = survey.lines - survey.lengths.len() as u64;
     if lengths.is_empty() {
-        bail!("{}: none of its {} lines can be run", path.display(), survey.lines);
+        match survey.lines {
+            1 => bail!("{}: its only line cannot be run", path.display()),
+            lines => bail!("{}: none of its {lines} lines can be run", path.display()),
+        }
     }
     if refused > 0 {
-        say(format_args!("{}: {refused} lines cannot be run and take no time", path.display()));
+        let take = if refused == 1 { "takes" } else { "take" };
+        let lines = units::counted(refused, "line");
+        say(format_args!("{}: {lines} cannot be run and {take} no time", path.display()));
     }
     Ok(Workload::new(&path.display().to_string(), lengths)?)
 }
