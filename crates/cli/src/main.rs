@@ -18,6 +18,7 @@ mod run;
 mod setup;
 mod simulate;
 mod tokenize;
+mod typed;
 mod units;
 mod worker;
 mod workloads;

@@ -1,7 +1,10 @@
 //! A plan's part of the options of `run`.
 
 use crate::args::{ClusterArgs, EngineArgs, RunArgs};
-use glinthawk_plan::{Plan, PlanError, even_slices};
+use crate::profile;
+use crate::setup::Opened;
+use glinthawk_compute::Isa;
+use glinthawk_plan::{Catalogue, Plan, PlanError, even_slices};
 use std::path::Path;
 
 /// A plan and the file it came from.
@@ -55,6 +58,20 @@ impl Planned {
         self.plan.check_layers(&self.path, layers)
     }
 
+    /// The plan's devices, if they are not those that this run has, as far as can be told.
+    pub fn elsewhere(&self, opened: &Opened, cluster: &ClusterArgs) -> Option<String> {
+        let here = Here {
+            gpu: opened.device.is_some(),
+            machine: profile::provenance(Isa::detect(), 1).machine,
+            alone: cluster.listen.is_none(),
+        };
+        let kernels = &self.plan.forecast.kernels;
+        let mut names: Vec<&str> =
+            kernels.iter().filter_map(|kernels| Some(kernels.split_once(": ")?.0)).collect();
+        names.dedup();
+        kernels.iter().any(|kernels| here.lacks(kernels)).then(|| names.join(" and "))
+    }
+
     /// Dollars per second, where the plan knows the rent.
     pub fn usd_per_second(&self) -> Option<f64> {
         Some(self.plan.forecast.job_usd? / self.plan.forecast.job_seconds)
@@ -67,6 +84,30 @@ impl Planned {
 
     fn wrong(&self, field: &str, problem: String) -> PlanError {
         PlanError::field(&self.path, field, problem)
+    }
+}
+
+/// What a run has to compute on.
+struct Here {
+    gpu: bool,
+    /// This machine, as a profile names it.
+    machine: String,
+    /// Whether no workers from elsewhere join.
+    alone: bool,
+}
+
+impl Here {
+    /// Whether this is not the device that a plan's kernel times are of, such as `t4: analytic (…)`.
+    fn lacks(&self, kernels: &str) -> bool {
+        let Some((name, source)) = kernels.split_once(": ") else { return false };
+        if source.starts_with("measured on ") {
+            // Profiles are of CPUs.
+            return self.gpu || (self.alone && name != self.machine);
+        }
+        // Of the devices in the catalogue, those by NVIDIA are GPUs.
+        let catalogue = Catalogue::built_in();
+        let device = catalogue.get(name);
+        device.is_some_and(|device| device.title.starts_with("NVIDIA") != self.gpu)
     }
 }
 
@@ -83,6 +124,27 @@ mod tests {
     };
 
     const CHUNK: usize = 256;
+
+    #[test]
+    fn devices_of_a_plan_are_told_from_those_here() {
+        let check = |kernels: &str, gpu: bool, alone: bool, lacks: bool| {
+            let here = Here { gpu, machine: "a Xeon, 2 cores".to_owned(), alone };
+            assert_eq!(here.lacks(kernels), lacks, "{kernels}, {gpu}, {alone}");
+        };
+        let (t4, epyc) = ("t4: analytic (a roofline)", "epyc-7v12-16: analytic (a roofline)");
+        check(t4, false, true, true);
+        check(t4, false, false, true);
+        check(t4, true, true, false);
+        check(epyc, false, true, false);
+        check(epyc, true, true, true);
+        let (xeon, other) =
+            ("a Xeon, 2 cores: measured on a Xeon, 2 cores", "a Ryzen, 8 cores: measured on it");
+        check(xeon, false, true, false);
+        check(xeon, true, true, true);
+        check(other, false, true, true);
+        check(other, false, false, false);
+        check("mine: analytic (a roofline)", false, true, false);
+    }
 
     /// Some of a workload's prompts with short completions, and its longest prompt.
     fn shortened(workload: &Workload, context_max: usize) -> Workload {

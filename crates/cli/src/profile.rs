@@ -108,6 +108,7 @@ impl Effort {
 /// Takes a profile, prints it and writes it.
 pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
+    setup::require_folder("--output", args.output.as_deref())?;
     let threads = setup::threads(Some(args.threads))?;
     let isa = setup::isa(args.isa)?;
     let model = models::resolve(&args.model)?.open()?;

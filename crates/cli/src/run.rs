@@ -6,12 +6,12 @@ use crate::outlook::{Expected, LINES_SURVEYED, Outlook, choose_batch};
 use crate::planned::Planned;
 use crate::progress::{JobProgress, say};
 use crate::setup::Opened;
-use crate::{EXIT_LINES_FAILED, interrupt, setup, units};
-use anyhow::Context;
-use glinthawk_cluster::{Crowd, RunStats, run_job, write_trace};
+use crate::{EXIT_LINES_FAILED, interrupt, setup, typed, units};
+use anyhow::{Context, bail};
+use glinthawk_cluster::{Crowd, NodeReport, RunStats, run_job, write_trace};
 use glinthawk_jobs::{
-    Earlier, FileUse, Input, JobOptions, JobSummary, Output, PreparedJob, ServedModel,
-    refuse_collisions,
+    Earlier, FileUse, Input, Job, JobOptions, JobSummary, Next, Output, PreparedJob, ServedModel,
+    Survey, refuse_collisions,
 };
 use glinthawk_model::{Model, Source};
 use serde::Serialize;
@@ -21,15 +21,23 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// How many kinds of failure are listed after a job.
 const FAILURES_TOLD: usize = 3;
 
 /// Runs a job, or continues it.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    prepare_and_run(args).map_err(|error| typed::with_command(error, args))
+}
+
+fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let output = output(args);
     let mut files = files(args, &output);
     refuse_collisions(&files)?;
+    for (option, path) in [("--stats", &args.stats), ("--trace", &args.cluster.trace)] {
+        setup::require_folder(option, path.as_deref())?;
+    }
     // Before the model, so that an unreadable input is reported at once. Everything reads this one.
     let mut input = input(args).open()?;
     let planned = Planned::read(args.plan.as_deref())?;
@@ -54,10 +62,22 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     // Before the weights are loaded, so that results that match no line are reported at once.
     let options = JobOptions { output: output.clone(), earlier: earlier(args) };
     let known = known_model(&opened, &engine_args, &cluster_args)?;
-    let prepared = PreparedJob::new(input, &options, known)?;
+    let prepared = PreparedJob::new(input, &options, known.clone())?;
     // A job of hours must not end with statistics that cannot be written.
-    let stats_file = Report::open(args.stats.as_deref())?;
-    let trace_file = Report::open(args.cluster.trace.as_deref())?;
+    let reports = Reports::open(args)?;
+    if let Some(served) = known.filter(|_| nothing_is_left(&prepared, survey.as_ref())) {
+        let summary = finish_without_engine(prepared.start(served)?, args)?;
+        let stats = RunStats::of_nothing(setup::idle(&engine_args, &cluster_args, &opened)?);
+        report(args, &summary, &stats, &output);
+        reports.write(&Statistics { run: &stats, forecast: None }, &[])?;
+        return Ok(exit_code(&summary, &output, false));
+    }
+    let elsewhere = planned.as_ref().and_then(|planned| planned.elsewhere(&opened, &cluster_args));
+    if let Some(devices) = &elsewhere {
+        say(format_args!(
+            "the plan was made for {devices}, not for the devices here, so its forecast does not hold"
+        ));
+    }
     // Profiles and forecasts are of CPUs.
     let survey = survey.filter(|_| opened.device.is_none());
     let expected = survey.as_ref().and_then(|survey| Expected::of(survey, prepared.standing()));
@@ -66,7 +86,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         engine_args.batch = batch.or(engine_args.batch);
     }
     let outlook = expected.as_ref().and_then(|expected| {
-        Outlook::of(expected, &opened, (&engine_args, &cluster_args), planned.as_ref())
+        let planned = planned.as_ref().filter(|_| elsewhere.is_none());
+        Outlook::of(expected, &opened, (&engine_args, &cluster_args), planned)
     });
     let crowd = expected.as_ref().map_or(Crowd::UNKNOWN, Expected::crowd);
     let mut cluster = setup::start(&engine_args, &cluster_args, &opened, crowd, &interrupted)?;
@@ -92,17 +113,29 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     if let Some(outlook) = outlook.as_ref().filter(|_| whole) {
         outlook.compare(&stats);
     }
-    if let Some(file) = stats_file {
-        let stats = Statistics { run: &stats, forecast: outlook.as_ref() };
-        file.write(|out| {
-            serde_json::to_writer_pretty(&mut *out, &stats)?;
-            writeln!(out)
-        })?;
-    }
-    if let Some(file) = trace_file {
-        file.write(|out| write_trace(out, &nodes))?;
-    }
+    reports.write(&Statistics { run: &stats, forecast: outlook.as_ref() }, &nodes)?;
     Ok(exit_code(&summary, &output, interrupted.load(Ordering::Relaxed)))
+}
+
+/// Whether every line of the input has its result already, or there is no line.
+fn nothing_is_left(prepared: &PreparedJob, survey: Option<&Survey>) -> bool {
+    match prepared.standing() {
+        Some(standing) => standing.done == standing.lines,
+        None => survey.is_some_and(|survey| survey.lines == 0),
+    }
+}
+
+/// Ends a job that needs no model: reads its lines once more and finds their results.
+fn finish_without_engine(mut job: Job, args: &RunArgs) -> anyhow::Result<JobSummary> {
+    loop {
+        match job.next(Duration::from_millis(50))? {
+            Next::Later => {}
+            Next::Exhausted => return Ok(job.close()?),
+            Next::Prompt(_) => {
+                bail!("{} has changed meanwhile: run the same command again", input(args));
+            }
+        }
+    }
 }
 
 /// A batch that promises more than the usual one. A job does not fail for want of a profile.
@@ -226,6 +259,29 @@ fn model_files(model: &Model) -> Vec<FileUse> {
     paths.into_iter().map(|path| FileUse { role: "the model's", path, written: false }).collect()
 }
 
+/// The reports that the options ask for.
+struct Reports<'a> {
+    stats: Option<Report<'a>>,
+    trace: Option<Report<'a>>,
+}
+
+impl<'a> Reports<'a> {
+    fn open(args: &'a RunArgs) -> anyhow::Result<Self> {
+        let stats = Report::open(args.stats.as_deref())?;
+        Ok(Self { stats, trace: Report::open(args.cluster.trace.as_deref())? })
+    }
+
+    fn write(self, stats: &Statistics<'_>, nodes: &[NodeReport]) -> anyhow::Result<()> {
+        if let Some(file) = self.stats {
+            file.write(|out| {
+                serde_json::to_writer_pretty(&mut *out, stats)?;
+                writeln!(out)
+            })?;
+        }
+        self.trace.map_or(Ok(()), |file| file.write(|out| write_trace(out, nodes)))
+    }
+}
+
 /// A file for a report that is written when the run is over.
 struct Report<'a> {
     file: File,
@@ -275,6 +331,13 @@ fn report(args: &RunArgs, summary: &JobSummary, stats: &RunStats, output: &Outpu
         ));
     }
     if let Output::File(path) = output {
+        if summary.foreign_bytes > 0 {
+            say(format_args!(
+                "another program wrote {} to {} during this run; that was left in place",
+                units::counted(summary.foreign_bytes, "byte"),
+                path.display()
+            ));
+        }
         say(format_args!("results in {}", path.display()));
     }
 }

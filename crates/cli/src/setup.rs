@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow, bail};
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
     ClusterError, ClusterSpec, Crowd, Engine, GpuFabric, Kernels, Layout, Link, LocalFabric,
-    Muster, Processes, Setting, TOKEN_VARIABLE, free_memory_bytes,
+    Muster, Processes, Setting, TOKEN_VARIABLE, allowed_cores, free_memory_bytes,
 };
 use glinthawk_compute::cuda::{CudaDevice, CudaModel};
 use glinthawk_compute::{ContextType, CpuContext, Isa};
@@ -161,17 +161,7 @@ fn load_on_gpu(
         bail!("a GPU keeps contexts in bf16 only: leave --context-type out, or use --device cpu");
     }
     let config = opened.model.config();
-    let layout = Layout {
-        slices: 1,
-        remote_lanes: 0,
-        local_lanes: 1,
-        batch: args.batch.unwrap_or(GPU_BATCH),
-        flights: args.flights.unwrap_or(1),
-        chunk: args.chunk,
-        context_max: opened.served.context_max,
-        context_type: args.context_type,
-        whole_flights: false,
-    };
+    let layout = gpu_layout(args, opened);
     let beside = CudaModel::bytes_beside_pages(config, &GpuFabric::limits(&layout, 0)) as u64;
     let free = device.memory_free_bytes()?;
     let Some(left) = free.checked_sub(beside) else {
@@ -195,6 +185,20 @@ fn load_on_gpu(
         ..setting(opened, &layout, kernels, memory_bytes)
     };
     Ok(Engine::new(Box::new(fabric?), &layout, vec![pages], setting))
+}
+
+fn gpu_layout(args: &EngineArgs, opened: &Opened) -> Layout {
+    Layout {
+        slices: 1,
+        remote_lanes: 0,
+        local_lanes: 1,
+        batch: args.batch.unwrap_or(GPU_BATCH),
+        flights: args.flights.unwrap_or(1),
+        chunk: args.chunk,
+        context_max: opened.served.context_max,
+        context_type: args.context_type,
+        whole_flights: false,
+    }
 }
 
 /// An engine and the local processes it runs on, if any: they end after it.
@@ -326,7 +330,8 @@ fn cluster_layout(
 ) -> anyhow::Result<Layout> {
     let (slices, remote_lanes) = cluster.nodes()?;
     if slices > opened.model.config().layers {
-        bail!("--tier1 {slices} is more than the model's {} layers", opened.model.config().layers);
+        let layers = units::counted(opened.model.config().layers as u64, "layer");
+        bail!("--tier1 {slices} is more than the model's {layers}");
     }
     Ok(Layout {
         slices,
@@ -345,6 +350,22 @@ fn cluster_layout(
 fn random_token() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", random(), random())
+}
+
+/// What the options describe, for a run that has nothing to do: nothing is loaded, and no memory is taken.
+pub fn idle(args: &EngineArgs, cluster: &ClusterArgs, opened: &Opened) -> anyhow::Result<Setting> {
+    let isa = isa(args.isa)?;
+    if let Some(device) = &opened.device {
+        let kernels = Kernels { isa, threads: threads(args.threads)? };
+        let setting = setting(opened, &gpu_layout(args, opened), kernels, 0);
+        return Ok(Setting { backend: "cuda", instruction_set: device.kind(), ..setting });
+    }
+    let layout = layout(args, cluster, opened, Crowd::UNKNOWN)?;
+    let threads = match cluster.is_one_process() {
+        true => threads(args.threads)?,
+        false => (allowed_cores().len() / (layout.slices * (1 + layout.remote_lanes))).max(1),
+    };
+    Ok(setting(opened, &layout, Kernels { isa, threads }, 0))
 }
 
 fn setting(opened: &Opened, layout: &Layout, kernels: Kernels, memory_bytes: u64) -> Setting {
@@ -391,6 +412,19 @@ pub fn threads(wanted: Option<u32>) -> anyhow::Result<usize> {
         )));
     }
     Ok(threads)
+}
+
+/// Fails if the folder of a file that is to be written later does not exist.
+pub fn require_folder(option: &str, path: Option<&Path>) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    match path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists()) {
+        Some(folder) => bail!(
+            "cannot create {option} {}: folder {} does not exist",
+            path.display(),
+            folder.display()
+        ),
+        None => Ok(()),
+    }
 }
 
 /// The cluster's secret.

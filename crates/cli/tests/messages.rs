@@ -75,6 +75,30 @@ fn memory_that_is_not_there_is_named_with_its_size_and_option() {
 }
 
 #[test]
+fn too_little_context_memory_is_told_with_what_would_do() {
+    let case = Case::new("{\"prompt\":\"hello\",\"max_tokens\":2}\n");
+    let refused = case.run(&["--context-memory", "1"]);
+    let said = refused.expect_error(&["has 1 byte: give at least --context-memory "]).stderr;
+    let (_, rest) = said.split_once("at least --context-memory ").expect("it is said");
+    let least = rest.split([',', '\n']).next().expect("a size");
+    case.run(&["--context-memory", least]).expect(0);
+}
+
+#[test]
+fn a_report_whose_folder_is_missing_is_refused_before_anything_runs() {
+    let case = Case::new("{\"prompt\":\"hello\"}\n");
+    let case = Case { model: "nosuch".to_owned(), ..case }; // It is not even looked for.
+    for option in ["--stats", "--trace"] {
+        let path = case.path("newdir/x.json");
+        let refused = Finished::of(case.command(&[option]).arg(&path));
+        let (path, folder) = (path.display(), case.path("newdir"));
+        let text = format!("{option} {path}: folder {} does not exist", folder.display());
+        refused.expect_error(&[&text]);
+    }
+    assert!(!case.output().exists());
+}
+
+#[test]
 fn a_folder_without_a_configuration_holds_no_model() {
     let case = Case::new("{\"prompt\":\"hello\"}\n");
     let folder = case.path("folder");

@@ -151,6 +151,24 @@ fn run_plan(case: &Case, plan: &Path, options: &[&str]) -> Finished {
     Finished::of(&mut command)
 }
 
+/// Changes whose kernels a plan's forecast is of.
+fn set_kernels(plan: &mut toml::Table, kernels: &str) {
+    let forecast = plan["forecast"].as_table_mut().expect("a table");
+    forecast.insert("kernels".to_owned(), vec![kernels].into());
+}
+
+#[test]
+fn a_plan_for_other_devices_says_so() {
+    let case = Case::new(mixed_requests(4, 4, 8));
+    let path = plan(&case);
+    edited(&path, |plan| set_kernels(plan, "t4: analytic (a roofline)"));
+    let said = run_plan(&case, &path, &["--device", "cpu"]).expect(0).stderr;
+    let warning =
+        "the plan was made for t4, not for the devices here, so its forecast does not hold\n";
+    assert_eq!(said.matches(warning).count(), 1, "{said}");
+    assert!(!said.contains("forecast from the plan"), "{said}");
+}
+
 #[test]
 fn a_plan_runs_to_the_same_bytes() {
     let case = Case::new(mixed_requests(40, 10, 20));
@@ -170,6 +188,7 @@ fn a_plan_runs_to_the_same_bytes() {
         let context = plan["tier2_context"].as_table_mut().expect("a table");
         context.insert("bytes".to_owned(), (1 << 24).into());
         context.insert("seats".to_owned(), 20.into());
+        set_kernels(plan, "here: analytic");
     });
     let stats = case.path("stats.json");
     let stats = stats.to_str().expect("text");
@@ -252,7 +271,11 @@ fn requests_are_read_as_run_reads_them() {
     let job: Value = serde_json::from_str(&finished.stdout).expect("JSON");
     // Bytes are tokens here.
     assert_eq!(job["job"]["tokens"].as_f64(), Some((2 * (5 + 3) + 2 + 5) as f64));
-    assert!(finished.stderr.contains("1 lines cannot be run"), "{}", finished.stderr);
+    assert!(
+        finished.stderr.contains("1 line cannot be run and takes no time"),
+        "{}",
+        finished.stderr
+    );
 }
 
 #[test]

@@ -29,13 +29,14 @@ fn another_input_does_not_cost_the_answers() {
     let before = read(&case.output());
     fs::write(case.input(), line("b1", "z")).expect("written");
     case.run(&[]).expect_error(&[
-        "2 of the 2 results in ",
+        "all 2 results in ",
         "out.jsonl match no line of ",
         "(a1, a2)",
         "Their custom_ids are not in this input",
         "--keep",
         "--overwrite",
         "-o",
+        &format!("--output {} {} --keep", case.output().display(), case.input().display()),
     ]);
     assert_eq!(read(&case.output()), before);
     let kept = case.run(&["--keep"]).expect(0);
@@ -121,6 +122,11 @@ fn nothing_to_do_and_nothing_asked_are_said() {
     let empty = Case::new("\n\n");
     let said = empty.run(&[]).expect(0).stderr;
     assert!(said.contains("in.jsonl has no requests"), "{said}");
+    // Nothing is loaded for that: no engine has contexts in a byte.
+    case.run(&["--context-memory", "1"]).expect(3);
+    empty.run(&["--context-memory", "1"]).expect(0);
+    fs::write(case.input(), line("a", "x") + &line("b", "y")).expect("written");
+    case.run(&["--context-memory", "1"]).expect(1);
 }
 
 #[test]
@@ -171,6 +177,12 @@ fn inputs_that_are_no_lines_of_json_are_named() {
     for (input, parts) in cases {
         Finished::of(&mut glinthawk(["run", &input, "-m", TINY])).expect_error(&parts);
     }
+    // The remedy keeps what was typed beside the input.
+    let packed = case.path("a.jsonl.gz");
+    let (packed, output) = (packed.to_str().expect("text"), case.output());
+    let output = output.to_str().expect("text");
+    Finished::of(&mut glinthawk(["run", packed, "-m", TINY, "-o", output]))
+        .expect_error(&[&format!("zcat {packed} | "), &format!(" run - -m {TINY} -o {output}")]);
     let left = fs::read_dir(case.folder.path()).expect("a folder").count();
     assert_eq!(left, 7, "no output was made");
     // For a stream, the same is known once its first bytes arrive.
@@ -260,6 +272,20 @@ fn waiting(case: &Case) -> Child {
         sleep(LOOK);
     }
     child
+}
+
+#[test]
+fn what_another_program_writes_to_the_output_is_told_and_left_alone() {
+    let case = Case::new("");
+    let mut child = waiting(&case);
+    let mut output = fs::OpenOptions::new().append(true).open(case.output()).expect("it is there");
+    std::io::Write::write_all(&mut output, b"a note\n").expect("written");
+    drop(child.stdin.take());
+    let said = Finished::wait(child).expect(0).stderr;
+    assert!(said.contains("another program wrote 7 bytes to "), "{said}");
+    assert!(said.contains("out.jsonl during this run"), "{said}");
+    assert!(read(&case.output()).contains("\na note\n"));
+    assert_eq!(lines_in(&case.output()), 6);
 }
 
 #[test]

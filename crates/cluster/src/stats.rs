@@ -176,6 +176,11 @@ impl StepTime {
 }
 
 impl RunStats {
+    /// Of a run that had nothing to do.
+    pub fn of_nothing(setting: Setting) -> Self {
+        Self::new(setting, &DispatcherStats::default(), &[], 0.0, (0, 0.0), 0)
+    }
+
     /// Puts a run's figures together; `steps` are their number and the sum of their seconds.
     pub(crate) fn new(
         setting: Setting,
