@@ -8,7 +8,7 @@ use glinthawk_cluster::{Crowd, Engine, EngineEvent};
 use glinthawk_compute::Threads;
 use glinthawk_compute::bench::operations_per_second;
 use glinthawk_plan::Shape;
-use glinthawk_protocol::{Prompt, PromptId, Sampling};
+use glinthawk_protocol::Prompt;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -102,13 +102,13 @@ pub fn run_once(engine: &mut Engine, job: FixedJob, vocab: u32, run: u32) -> any
     let mut finished = 0;
     while finished < job.prompts {
         while submitted < job.prompts && engine.wants_prompts() {
-            engine.submit(prompt(job, vocab, run * job.prompts + submitted));
+            let prompt = prompt(job, vocab, run * job.prompts + submitted);
+            engine.submit(prompt)?;
             submitted += 1;
         }
         for event in engine.advance()? {
             match event {
                 EngineEvent::Finished(_) => finished += 1,
-                EngineEvent::Rejected(_, rejection) => bail!("{rejection}"),
                 EngineEvent::Token(..) => {}
             }
         }
@@ -121,11 +121,8 @@ fn prompt(job: FixedJob, vocab: u32, id: u32) -> Prompt {
     let token =
         |position: u32| (u64::from(id) * 7919 + u64::from(position) * 104_729) % u64::from(vocab);
     Prompt {
-        id: PromptId(u64::from(id)),
         tokens: (0..job.input).map(|position| token(position) as u32).collect(),
         tokens_max: job.output,
-        stop_ids: Vec::new(),
-        sampling: Sampling::default(),
-        watched: false,
+        ..Prompt::default()
     }
 }

@@ -3,10 +3,9 @@
 use crate::args::GenerateArgs;
 use crate::progress::say;
 use crate::{interrupt, setup, units};
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 use glinthawk_cluster::{Crowd, EngineEvent};
 use glinthawk_jobs::Generation;
-use glinthawk_protocol::PromptId;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::process::ExitCode;
@@ -23,7 +22,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let mut engine = setup::load(&args.engine, &opened, Crowd::ONE)?;
     let interrupted = interrupt::flag()?;
     let mut out = std::io::stdout().lock();
-    engine.submit(generation.prompt(PromptId(0)));
+    engine.submit(generation.prompt())?;
     while !interrupted.load(Ordering::Relaxed) {
         for event in engine.advance()? {
             match event {
@@ -47,7 +46,6 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
                     ));
                     return Ok(ExitCode::SUCCESS);
                 }
-                EngineEvent::Rejected(_, rejection) => bail!("{rejection}"),
             }
         }
     }

@@ -1,5 +1,6 @@
-//! A cluster whose processes are killed or interrupted ends completely, with one clear line, and
-//! keeps what it had finished. The same job continues in any topology with identical bytes.
+//! A cluster whose processes are killed or interrupted goes on with the lanes that are left. If it
+//! cannot, it ends completely, with one clear line, and keeps what it had finished. The same job
+//! continues in any topology with identical bytes.
 
 mod cluster_support;
 mod common;
@@ -75,6 +76,31 @@ fn a_killed_worker_ends_the_job_with_a_clear_line() {
         lines = story.expect_part(lines + 1);
     }
     story.expect_resumed(&CLUSTER);
+}
+
+#[test]
+fn a_killed_tier2_node_costs_its_contexts_only() {
+    let story = Story::new();
+    // Three lanes on each of two slices; one node of two lanes dies, each on another slice.
+    let cluster =
+        ["--tier1", "2", "--tier2", "3", "--batch", "4", "--flights", "2", "--delay", "2ms"];
+    let stats = story.case.path("stats.json");
+    let options = [&cluster[..], &["--stats", stats.to_str().expect("a path of ours")]].concat();
+    let mut running = Running::start(&mut story.case.command(&options));
+    running.wait_for_lines(&story.case.output(), 10);
+    let mut workers = running.process().children();
+    assert_eq!(workers.len(), 8, "two slices with three Tier-2 nodes each");
+    workers.sort();
+    workers[2].kill(); // tier2-0-0
+    running.wait_for_lines(&story.case.output(), 40);
+    workers[6].kill(); // tier2-1-1
+    let finished = running.finish().expect(0);
+    assert!(finished.stderr.contains("tier2-0-0 is gone"), "{}", finished.stderr);
+    assert!(story.case.results() == story.expected, "other results");
+    let stats: serde_json::Value =
+        serde_json::from_slice(&fs::read(stats).expect("statistics")).expect("JSON");
+    assert_eq!(stats["failures"], 2);
+    expect_gone(&workers);
 }
 
 #[test]

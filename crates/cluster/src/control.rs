@@ -32,6 +32,8 @@ pub enum Control {
     Ready,
     /// Worker → dispatcher: cannot go on, and why.
     Failed(String),
+    /// Dispatcher → Tier-1 node: this lane's contexts are gone; forget its steps.
+    LaneLost(u32),
     /// Dispatcher → worker: say what you did.
     Report,
     /// Worker → dispatcher: the reports of its nodes.

@@ -1,13 +1,13 @@
 //! The engine as its users see it: prompts in, tokens and completions out, over any fabric.
 
 use crate::error::ClusterError;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, FabricEvent};
 use crate::layout::Layout;
 use crate::report::NodeReport;
 use crate::stats::{RunStats, Setting};
 use glinthawk_protocol::{
-    Completion, Dispatcher, DispatcherAction, DispatcherEvent, Finish, Generated, Launch, Prompt,
-    PromptId, Rejection, Standing, StepId,
+    Completion, Dispatcher, DispatcherAction, DispatcherEvent, Finish, Generated, Home, Launch,
+    Prompt, PromptId, Rejection, Standing, StepId,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,8 +19,6 @@ pub enum EngineEvent {
     Token(PromptId, Generated),
     /// A prompt is finished.
     Finished(Completion),
-    /// A prompt cannot be run.
-    Rejected(PromptId, Rejection),
 }
 
 /// What an engine has done up to some moment, and how far the prompts inside are.
@@ -47,8 +45,8 @@ pub struct Engine {
     events: Vec<EngineEvent>,
     created: Instant,
     first_submit: Option<Instant>,
-    /// When each step in the air was launched.
-    launched: HashMap<StepId, Instant>,
+    /// When each step in the air was launched, and how many tokens it comes home with.
+    launched: HashMap<StepId, (Instant, usize)>,
     steps: u64,
     steps_time: Duration,
     /// Nodes that were lost or failed.
@@ -101,10 +99,10 @@ impl Engine {
         self.dispatcher.is_idle()
     }
 
-    /// Takes a prompt; exactly one `Finished` or `Rejected` follows.
-    pub fn submit(&mut self, prompt: Prompt) {
+    /// Takes a prompt and gives it a name; exactly one `Finished` follows.
+    pub fn submit(&mut self, prompt: Prompt) -> Result<PromptId, Rejection> {
         self.first_submit.get_or_insert_with(Instant::now);
-        self.dispatch(DispatcherEvent::Submit(prompt));
+        self.dispatcher.submit(prompt, self.now_ns())
     }
 
     /// Ends a watched prompt's completion after `tokens_kept` tokens.
@@ -115,7 +113,7 @@ impl Engine {
     /// Computes one batch, or waits a little for the nodes that do, and returns what happened since
     /// the last call.
     pub fn advance(&mut self) -> Result<Vec<EngineEvent>, ClusterError> {
-        let mut homes = Vec::new();
+        let mut happened = Vec::new();
         // Fill here, not when a prompt or a shard arrives: by now the caller has submitted
         // everything there is.
         let mut launches = Vec::new();
@@ -123,25 +121,53 @@ impl Engine {
         self.act(launches);
         self.send_launches()?;
         if !self.launched.is_empty() {
-            let advanced = self.fabric.advance(&mut homes);
+            let advanced = self.fabric.advance(&mut happened);
             self.noting_failure(advanced)?;
         }
-        for home in homes {
-            // An abandoned step is no longer in the air; the dispatcher drops it too.
-            if let Some(launched) = self.launched.remove(&home.step) {
-                self.steps += 1;
-                self.steps_time += launched.elapsed();
+        for event in happened {
+            match event {
+                FabricEvent::Home(home) => self.home(home)?,
+                FabricEvent::LaneLost { lane, error } => self.lose_lane(lane, error)?,
             }
-            self.dispatch(DispatcherEvent::Home(home));
         }
         Ok(std::mem::take(&mut self.events))
+    }
+
+    fn home(&mut self, home: Home) -> Result<(), ClusterError> {
+        // An abandoned step is no longer in the air; the dispatcher drops it too.
+        if let Some((launched, tokens)) = self.launched.remove(&home.step) {
+            if home.tokens.len() != tokens {
+                let got = home.tokens.len();
+                return Err(ClusterError::Control(format!(
+                    "a step came home with {got} tokens, not {tokens}"
+                )));
+            }
+            self.steps += 1;
+            self.steps_time += launched.elapsed();
+        }
+        self.dispatch(DispatcherEvent::Home(home));
+        Ok(())
+    }
+
+    /// Goes on with the lanes that are left, if there are any.
+    fn lose_lane(&mut self, lane: u32, error: ClusterError) -> Result<(), ClusterError> {
+        self.failures += 1;
+        self.launched.retain(|step, _| step.shard.lane != lane);
+        self.dispatch(DispatcherEvent::LaneLost(lane));
+        match self.dispatcher.lanes_left() {
+            0 => Err(error),
+            left => {
+                tracing::warn!(%error, lane, lanes_left = left, "its prompts are computed again");
+                Ok(())
+            }
+        }
     }
 
     fn send_launches(&mut self) -> Result<(), ClusterError> {
         for launch in std::mem::take(&mut self.launches) {
             // A shard has one step in the air: an older one was given up.
             self.launched.retain(|step, _| step.shard != launch.step.shard);
-            self.launched.insert(launch.step, Instant::now());
+            self.launched.insert(launch.step, (Instant::now(), launch.samples.len()));
             let launched = self.fabric.launch(launch);
             self.noting_failure(launched)?;
         }
@@ -157,8 +183,12 @@ impl Engine {
 
     fn dispatch(&mut self, event: DispatcherEvent) {
         let mut actions = Vec::new();
-        self.dispatcher.on(event, self.created.elapsed().as_nanos() as u64, &mut actions);
+        self.dispatcher.on(event, self.now_ns(), &mut actions);
         self.act(actions);
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.created.elapsed().as_nanos() as u64
     }
 
     fn act(&mut self, actions: Vec<DispatcherAction>) {
@@ -171,9 +201,6 @@ impl Engine {
                 DispatcherAction::Finish(completion) => {
                     self.ended += u64::from(completion.finish == Finish::Stop);
                     self.events.push(EngineEvent::Finished(completion))
-                }
-                DispatcherAction::Reject(id, why) => {
-                    self.events.push(EngineEvent::Rejected(id, why))
                 }
             }
         }
@@ -212,7 +239,6 @@ impl Engine {
 mod tests {
     use super::*;
     use glinthawk_compute::ContextType;
-    use glinthawk_protocol::{Home, Sampling};
 
     /// Nodes that answer every launch with tokens of the steps before and after it, then with its own.
     #[derive(Default)]
@@ -231,8 +257,8 @@ mod tests {
             Ok(())
         }
 
-        fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
-            homes.extend(self.homes.pop_front());
+        fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {
+            events.extend(self.homes.pop_front().map(FabricEvent::Home));
             Ok(())
         }
 
@@ -242,11 +268,11 @@ mod tests {
     }
 
     /// An engine over these nodes, with one prompt of three tokens to generate.
-    fn engine_over(fabric: Box<dyn Fabric>) -> Engine {
+    fn engine_over(fabric: Box<dyn Fabric>, lanes: usize) -> Engine {
         let layout = Layout {
             slices: 1,
             remote_lanes: 0,
-            local_lanes: 1,
+            local_lanes: lanes,
             batch: 4,
             flights: 1,
             chunk: 4,
@@ -271,21 +297,15 @@ mod tests {
             page_bytes: 0,
             max_context: layout.context_max,
         };
-        let mut engine = Engine::new(fabric, &layout, vec![4], setting);
-        engine.submit(Prompt {
-            id: PromptId(1),
-            tokens: vec![5],
-            tokens_max: 3,
-            stop_ids: Vec::new(),
-            sampling: Sampling::default(),
-            watched: false,
-        });
+        let mut engine = Engine::new(fabric, &layout, vec![4; lanes], setting);
+        let prompt = Prompt { tokens: vec![5], tokens_max: 3, ..Prompt::default() };
+        engine.submit(prompt).expect("it fits");
         engine
     }
 
     #[test]
     fn a_home_of_another_epoch_does_not_ground_its_shard() {
-        let mut engine = engine_over(Box::new(Confused::default()));
+        let mut engine = engine_over(Box::new(Confused::default()), 1);
         // Three tokens, three answers to each of their launches, one an advance.
         let mut finished = 0;
         for _ in 0..9 {
@@ -304,7 +324,7 @@ mod tests {
             Ok(())
         }
 
-        fn advance(&mut self, _homes: &mut Vec<Home>) -> Result<(), ClusterError> {
+        fn advance(&mut self, _events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {
             let (name, reason) = ("tier2-0-1".to_owned(), "closed".to_owned());
             Err(ClusterError::Lost { name, reason })
         }
@@ -314,9 +334,91 @@ mod tests {
         }
     }
 
+    /// One lane of two is lost with the first step on it; the other answers.
+    #[derive(Default)]
+    struct LosesLane {
+        launches: Vec<Launch>,
+        lost: bool,
+    }
+
+    impl Fabric for LosesLane {
+        fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
+            assert!(!self.lost || launch.step.shard.lane == 1, "a lost lane is left alone");
+            self.launches.push(launch);
+            Ok(())
+        }
+
+        fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {
+            for Launch { step, samples, .. } in self.launches.drain(..) {
+                if step.shard.lane == 0 {
+                    self.lost = true;
+                    let (name, reason) = ("tier2-0-0".to_owned(), "closed".to_owned());
+                    let error = ClusterError::Lost { name, reason };
+                    events.push(FabricEvent::LaneLost { lane: 0, error });
+                    continue;
+                }
+                let token = Generated { token: 9, logprob: 0.0, alternatives: Vec::new() };
+                let tokens = vec![token; samples.len()];
+                events.push(FabricEvent::Home(Home { step, tokens }));
+            }
+            Ok(())
+        }
+
+        fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn a_lost_lane_costs_its_contexts_only() {
+        let mut engine = engine_over(Box::new(LosesLane::default()), 2);
+        let mut finished = Vec::new();
+        while !engine.is_idle() {
+            finished.extend(engine.advance().expect("a lane is left"));
+        }
+        let [EngineEvent::Finished(completion)] = &finished[..] else { panic!("{finished:?}") };
+        assert_eq!(completion.tokens.len(), 3);
+        assert_eq!(engine.stats().expect("reports").0.failures, 1);
+        let mut alone = engine_over(Box::new(LosesLane::default()), 1);
+        assert!(alone.advance().is_err(), "no lane is left");
+    }
+
+    /// Nodes that forget a token.
+    struct Forgetful(Option<StepId>);
+
+    impl Fabric for Forgetful {
+        fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
+            self.0 = Some(launch.step);
+            Ok(())
+        }
+
+        fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {
+            let home = self.0.take().map(|step| Home { step, tokens: Vec::new() });
+            events.extend(home.map(FabricEvent::Home));
+            Ok(())
+        }
+
+        fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn a_step_without_its_tokens_is_an_error() {
+        let mut engine = engine_over(Box::new(Forgetful(None)), 1);
+        let error = engine.advance().expect_err("a token is missing").to_string();
+        assert!(error.contains("0 tokens, not 1"), "{error}");
+    }
+
+    #[test]
+    fn an_engine_can_be_driven_from_any_thread() {
+        fn needs_send<T: Send>(_: T) {}
+        needs_send(engine_over(Box::new(Gone), 1));
+    }
+
     #[test]
     fn lost_nodes_are_counted_as_failures() {
-        let mut engine = engine_over(Box::new(Gone));
+        let mut engine = engine_over(Box::new(Gone), 1);
         assert_eq!(engine.stats().expect("reports").0.failures, 0);
         assert!(engine.advance().is_err());
         assert_eq!(engine.stats().expect("reports").0.failures, 1);

@@ -8,13 +8,27 @@ use std::time::Duration;
 /// How long one call waits for something to come home.
 pub(crate) const WAIT: Duration = Duration::from_millis(50);
 
+/// What a fabric reports.
+pub enum FabricEvent {
+    /// A shard came home.
+    Home(Home),
+    /// A node is gone, and with it the contexts of a lane. The other lanes go on.
+    LaneLost {
+        /// The lane.
+        lane: u32,
+        /// Which node, and what became of it.
+        error: ClusterError,
+    },
+}
+
 /// The nodes behind an engine: in this process, or on a network.
-pub trait Fabric {
+pub trait Fabric: Send {
     /// Takes a shard's step.
     fn launch(&mut self, launch: Launch) -> Result<(), ClusterError>;
 
-    /// Computes something, or waits a little for the nodes that compute; appends what came home.
-    fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError>;
+    /// Computes something, or waits a little for the nodes that compute; appends what happened. An
+    /// error is the end of the whole fabric.
+    fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError>;
 
     /// What every node did so far.
     fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError>;

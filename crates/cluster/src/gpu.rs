@@ -1,7 +1,7 @@
 //! The fabric of one GPU that holds the whole model and all contexts: a step is one call, on the caller's thread.
 
 use crate::error::ClusterError;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, FabricEvent};
 use crate::layout::Layout;
 use crate::report::{NodeReport, peak_memory_bytes};
 use crate::span::Tracer;
@@ -60,14 +60,14 @@ impl Fabric for GpuFabric {
         Ok(())
     }
 
-    fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
+    fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {
         let Some((launch, arrived)) = self.launches.pop_front() else { return Ok(()) };
         let started = Instant::now();
         let tokens = self.model.step(&launch.rows, &launch.samples)?;
         let rows = launch.rows.len();
         self.report.record(rows, started, std::iter::once(arrived));
         self.tracer.record(started, 0, launch.step.shard.flight, 1, rows);
-        homes.push(Home { step: launch.step, tokens });
+        events.push(FabricEvent::Home(Home { step: launch.step, tokens }));
         Ok(())
     }
 

@@ -138,7 +138,7 @@ impl Layout {
     pub fn dispatcher(&self, lane_pages: Vec<u32>) -> DispatcherConfig {
         DispatcherConfig {
             flights: self.flights,
-            rows_per_lane: self.batch,
+            batch: self.batch,
             chunk: self.chunk,
             lane_pages,
             context_max: self.context_max,

@@ -34,7 +34,7 @@ pub use control::{Link, Role};
 pub use engine::{Counted, Engine, EngineEvent};
 pub use error::ClusterError;
 pub use estimate::{Estimate, Lines, Pace};
-pub use fabric::Fabric;
+pub use fabric::{Fabric, FabricEvent};
 pub use gpu::GpuFabric;
 pub use layout::{Crowd, Layout};
 pub use local::{Kernels, LocalFabric};

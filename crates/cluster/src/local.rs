@@ -3,7 +3,7 @@
 //! no core waits for the slowest at the end of every kernel.
 
 use crate::error::ClusterError;
-use crate::fabric::{Fabric, WAIT};
+use crate::fabric::{Fabric, FabricEvent, WAIT};
 use crate::layout::Layout;
 use crate::processes::{allowed_cores, keep_to_cores};
 use crate::report::{NodeReport, peak_memory_bytes};
@@ -144,11 +144,11 @@ impl Fabric for LocalFabric {
         Ok(())
     }
 
-    fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
+    fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {
         if self.homes.is_empty() {
             self.hear(Some(WAIT))?;
         }
-        homes.append(&mut self.homes);
+        events.extend(self.homes.drain(..).map(FabricEvent::Home));
         Ok(())
     }
 

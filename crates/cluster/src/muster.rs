@@ -4,12 +4,12 @@ use crate::control::{Control, Link, Offer, Role};
 use crate::error::ClusterError;
 use crate::layout::Layout;
 use crate::net::{Config, Controller, Event, Peer, Token};
-use crate::remote::{RemoteFabric, name_of};
+use crate::remote::{Node, RemoteFabric, name_of};
 use glinthawk_compute::Isa;
 use glinthawk_flight::{Buffer, Pool};
 use glinthawk_model::{Identity, Model, Tensor};
 use half::bf16;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,10 +113,10 @@ impl Muster {
                 memory_min = memory_min.min(memory(peer));
             }
         }
-        let names = self.send_roles(spec, isa, &lane_pages, &tier1, &tier2)?;
+        let nodes = self.send_roles(spec, isa, &lane_pages, &tier1, &tier2)?;
         let threads = self.offer(tier1[0]).threads as usize;
-        self.serve_until_ready(spec.model, &names, tick)?;
-        let fabric = RemoteFabric::new(self.controller, tier1[0], names);
+        self.serve_until_ready(spec.model, &nodes, tick)?;
+        let fabric = RemoteFabric::new(self.controller, tier1[0], nodes);
         Ok(Mustered { fabric, lane_pages, isa, threads, context_memory_bytes: memory_min })
     }
 
@@ -203,7 +203,7 @@ impl Muster {
         lane_pages: &[u32],
         tier1: &[Peer],
         tier2: &[Vec<Peer>],
-    ) -> Result<BTreeMap<Peer, String>, ClusterError> {
+    ) -> Result<BTreeMap<Peer, Node>, ClusterError> {
         let address = |peer: Peer| {
             let member = &self.members[&peer];
             SocketAddr::new(member.address, self.offer(peer).port).to_string()
@@ -230,26 +230,26 @@ impl Muster {
                 roles.push((worker, role(slice, Some(lane), Some(address(peer)))));
             }
         }
-        let mut names = BTreeMap::new();
+        let mut nodes = BTreeMap::new();
         for (peer, role) in roles {
-            let name = role.name();
+            let node = Node { name: role.name(), lane: role.lane };
             self.controller.send(peer, Control::Role(Box::new(role)).message(Buffer::default()))?;
-            names.insert(peer, name);
+            nodes.insert(peer, node);
         }
-        Ok(names)
+        Ok(nodes)
     }
 
     fn serve_until_ready(
         &self,
         model: &Model,
-        names: &BTreeMap<Peer, String>,
+        nodes: &BTreeMap<Peer, Node>,
         tick: &mut dyn FnMut(usize, bool) -> Result<(), ClusterError>,
     ) -> Result<(), ClusterError> {
-        let mut waiting = names.clone();
+        let mut waiting: BTreeSet<Peer> = nodes.keys().copied().collect();
         while !waiting.is_empty() {
-            tick(names.len() - waiting.len(), true)?;
+            tick(nodes.len() - waiting.len(), true)?;
             match self.controller.recv(TICK) {
-                Some(Event::Message { peer, .. }) if !names.contains_key(&peer) => {
+                Some(Event::Message { peer, .. }) if !nodes.contains_key(&peer) => {
                     tracing::warn!(%peer, "a worker came too late to have a role");
                 }
                 Some(Event::Message { peer, message, .. }) => match Control::read(&message)? {
@@ -258,7 +258,7 @@ impl Muster {
                     }
                     Control::Fetch { tensor, rows } => self.serve(model, peer, tensor, rows)?,
                     Control::Failed(reason) => {
-                        return Err(ClusterError::Failed { name: name_of(names, peer), reason });
+                        return Err(ClusterError::Failed { name: name_of(nodes, peer), reason });
                     }
                     other => {
                         return Err(ClusterError::Control(format!(
@@ -266,9 +266,9 @@ impl Muster {
                         )));
                     }
                 },
-                Some(Event::Lost { peer, reason }) if names.contains_key(&peer) => {
+                Some(Event::Lost { peer, reason }) if nodes.contains_key(&peer) => {
                     let reason = reason.to_string();
-                    return Err(ClusterError::Lost { name: name_of(names, peer), reason });
+                    return Err(ClusterError::Lost { name: name_of(nodes, peer), reason });
                 }
                 _ => {}
             }

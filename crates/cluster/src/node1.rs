@@ -63,6 +63,7 @@ impl Node<'_> {
         while self.lanes[own..].iter().any(Option::is_none) || (!first && self.previous.is_none()) {
             match self.station.hear(IDLE)? {
                 Some(Heard::Message(peer, message, _)) => self.introduce(peer, &message)?,
+                Some(Heard::Lost(_, error)) => return Err(error),
                 Some(Heard::Over) => {
                     return Err(ClusterError::DispatcherLost("it left".to_owned()));
                 }
@@ -119,7 +120,8 @@ impl Node<'_> {
         match outgoing {
             Outgoing::Attend(attend, qkv) => {
                 match (self.lanes[attend.step.shard.lane as usize], &mut self.local) {
-                    (Some(peer), _) => controller.send(peer, wire::attend(&attend, qkv))?,
+                    // Of a node that is gone, the controller says so in a moment.
+                    (Some(peer), _) => _ = controller.send(peer, wire::attend(&attend, qkv)),
                     (None, Some(local)) => local.take(attend, qkv, Instant::now())?,
                     (None, None) => unreachable!("every lane that is not local introduced itself"),
                 }
@@ -141,6 +143,13 @@ impl Node<'_> {
                 let local = self.local.as_ref().map(Tier2Worker::report);
                 let reports = std::iter::once(self.worker.report()).chain(local);
                 self.station.send_reports(reports.collect())?;
+            }
+            Heard::LaneLost(lane) => self.worker.lose_lane(lane),
+            Heard::Lost(peer, error) => {
+                match self.lanes.iter().position(|lane| *lane == Some(peer)) {
+                    Some(lane) => self.worker.lose_lane(lane as u32),
+                    None => return Err(error),
+                }
             }
             Heard::Over => return Ok(true),
             Heard::Nothing => {}

@@ -110,8 +110,9 @@ fn take(
             )));
         }
         Heard::ReportWanted => station.send_reports(vec![worker.report()])?,
+        Heard::Lost(_, error) => return Err(error),
         Heard::Over => return Ok(true),
-        Heard::Nothing => {}
+        Heard::LaneLost(_) | Heard::Nothing => {}
     }
     Ok(false)
 }

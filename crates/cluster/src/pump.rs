@@ -30,7 +30,10 @@ pub fn run_job(
                 false => WAIT_BUSY.min(gathered_by.saturating_duration_since(Instant::now())),
             };
             match job.next(wait)? {
-                Next::Prompt(prompt) => engine.submit(prompt),
+                Next::Prompt(prompt) => match engine.submit(prompt) {
+                    Ok(id) => job.submitted(id),
+                    Err(rejection) => job.reject(&rejection.to_string())?,
+                },
                 Next::Later => break,
                 Next::Exhausted => exhausted = true,
             }
@@ -43,7 +46,6 @@ pub fn run_job(
                     }
                 }
                 EngineEvent::Finished(completion) => job.finish(&completion)?,
-                EngineEvent::Rejected(id, rejection) => job.reject(id, &rejection.to_string())?,
             }
         }
         observe(engine, job);

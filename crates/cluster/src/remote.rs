@@ -2,13 +2,13 @@
 
 use crate::control::Control;
 use crate::error::ClusterError;
-use crate::fabric::{Fabric, WAIT};
+use crate::fabric::{Fabric, FabricEvent, WAIT};
 use crate::net::{Controller, Event, LostReason, Peer};
 use crate::report::NodeReport;
 use crate::wire;
 use glinthawk_flight::{Buffer, Kind, Message};
-use glinthawk_protocol::{Home, Launch};
-use std::collections::BTreeMap;
+use glinthawk_protocol::Launch;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// How long nodes have to say what they did.
@@ -21,64 +21,97 @@ const CAUSE_PATIENCE: Duration = Duration::from_secs(1);
 pub struct RemoteFabric {
     controller: Controller,
     first: Peer,
-    names: BTreeMap<Peer, String>,
-    /// Came home while reports were waited for.
-    homes: Vec<Home>,
+    /// The nodes that are left.
+    nodes: BTreeMap<Peer, Node>,
+    /// Arrived while something else was waited for.
+    stash: VecDeque<Event>,
+    happened: Vec<FabricEvent>,
+}
+
+/// A worker that has a role.
+pub(crate) struct Node {
+    /// Its name in statistics and errors.
+    pub name: String,
+    /// Its lane, if it is a Tier-2 node.
+    pub lane: Option<u32>,
 }
 
 impl RemoteFabric {
-    pub(crate) fn new(controller: Controller, first: Peer, names: BTreeMap<Peer, String>) -> Self {
-        Self { controller, first, names, homes: Vec::new() }
+    pub(crate) fn new(controller: Controller, first: Peer, nodes: BTreeMap<Peer, Node>) -> Self {
+        Self { controller, first, nodes, stash: VecDeque::new(), happened: Vec::new() }
+    }
+
+    /// The next event, waiting for at most `wait`.
+    fn hear(&mut self, wait: Duration) -> Option<Event> {
+        self.stash.pop_front().or_else(|| self.controller.recv(wait))
     }
 
     /// Takes an event; returns a worker's reports if it carried them.
     fn take(&mut self, event: Event) -> Result<Option<(Peer, Vec<NodeReport>)>, ClusterError> {
         match event {
+            // What a node that is given up said last no longer counts.
+            Event::Message { peer, .. } | Event::Lost { peer, .. }
+                if !self.nodes.contains_key(&peer) => {}
             Event::Message { message, .. } if message.kind() == Kind::Home => {
-                self.homes.push(wire::read_home(&message)?);
+                self.happened.push(FabricEvent::Home(wire::read_home(&message)?));
             }
             Event::Message { peer, message, .. } => match Control::read(&message)? {
                 Control::Reported(reports) => return Ok(Some((peer, reports))),
                 Control::Failed(reason) => {
-                    let name = name_of(&self.names, peer);
-                    return Err(self.cause(ClusterError::Failed { name, reason }));
+                    let name = name_of(&self.nodes, peer);
+                    let (peer, error) = self.cause(peer, ClusterError::Failed { name, reason });
+                    self.lose(peer, error)?;
                 }
                 other => tracing::warn!(%peer, message = ?other, "unexpected message"),
             },
             Event::Joined { peer, .. } => {
                 tracing::warn!(%peer, "a worker came too late to have a role")
             }
-            Event::Lost { peer, reason } if self.names.contains_key(&peer) => {
-                return Err(ClusterError::Lost {
-                    name: name_of(&self.names, peer),
-                    reason: reason.to_string(),
-                });
+            Event::Lost { peer, reason } => {
+                let (name, reason) = (name_of(&self.nodes, peer), reason.to_string());
+                self.lose(peer, ClusterError::Lost { name, reason })?;
             }
-            Event::Lost { .. } => {}
         }
         Ok(None)
     }
 
-    fn send(&self, peer: Peer, message: Message) -> Result<(), ClusterError> {
-        self.controller.send(peer, message).map_err(|error| self.cause(error.into()))
+    /// Gives a node up: a Tier-2 node takes its lane along, any other the whole cluster.
+    fn lose(&mut self, peer: Peer, error: ClusterError) -> Result<(), ClusterError> {
+        let lane = self.nodes.get(&peer).and_then(|node| node.lane);
+        let Some(lane) = lane else { return Err(error) };
+        self.nodes.remove(&peer);
+        for (&peer, _) in self.nodes.iter().filter(|(_, node)| node.lane.is_none()) {
+            // One that cannot be told is lost itself, and that is heard next.
+            _ = self.controller.send(peer, Control::LaneLost(lane).message(Buffer::default()));
+        }
+        self.happened.push(FabricEvent::LaneLost { lane, error });
+        Ok(())
     }
 
-    /// Finds the error to report instead of this one, which may only be a consequence: neighbours
-    /// of a node that died fail too, and sometimes say so before its own connection does.
-    fn cause(&self, error: ClusterError) -> ClusterError {
+    fn send(&mut self, peer: Peer, message: Message) -> Result<(), ClusterError> {
+        let sent = self.controller.send(peer, message);
+        sent.map_err(|error| self.cause(peer, error.into()).1)
+    }
+
+    /// Finds the node and the error to report instead of these, which may only be a consequence:
+    /// neighbours of a node that died fail too, and sometimes say so before its own connection does.
+    fn cause(&mut self, peer: Peer, error: ClusterError) -> (Peer, ClusterError) {
         let started = Instant::now();
-        loop {
-            match self.controller.recv(CAUSE_PATIENCE.saturating_sub(started.elapsed())) {
+        while let Some(event) =
+            self.controller.recv(CAUSE_PATIENCE.saturating_sub(started.elapsed()))
+        {
+            match event {
                 // A node that fails says goodbye; a node that died does not.
-                Some(Event::Lost { reason: LostReason::Goodbye, .. }) => {}
-                Some(Event::Lost { peer, reason }) if self.names.contains_key(&peer) => {
-                    let (name, reason) = (name_of(&self.names, peer), reason.to_string());
-                    return ClusterError::Lost { name, reason };
+                Event::Lost { peer, reason }
+                    if reason != LostReason::Goodbye && self.nodes.contains_key(&peer) =>
+                {
+                    let (name, reason) = (name_of(&self.nodes, peer), reason.to_string());
+                    return (peer, ClusterError::Lost { name, reason });
                 }
-                Some(_) => {}
-                None => return error,
+                other => self.stash.push_back(other),
             }
         }
+        (peer, error)
     }
 }
 
@@ -87,32 +120,32 @@ impl Fabric for RemoteFabric {
         self.send(self.first, wire::launch(&launch))
     }
 
-    fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
-        let mut wait = if self.homes.is_empty() { WAIT } else { Duration::ZERO };
-        while let Some(event) = self.controller.recv(wait) {
+    fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {
+        let mut wait = if self.happened.is_empty() { WAIT } else { Duration::ZERO };
+        while let Some(event) = self.hear(wait) {
             self.take(event)?;
             wait = Duration::ZERO;
         }
-        homes.append(&mut self.homes);
+        events.append(&mut self.happened);
         Ok(())
     }
 
     fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError> {
-        for &peer in self.names.keys() {
+        let peers: Vec<Peer> = self.nodes.keys().copied().collect();
+        for peer in peers {
             self.send(peer, Control::Report.message(Buffer::default()))?;
         }
         let mut reports = BTreeMap::new();
         let started = Instant::now();
-        while reports.len() < self.names.len() {
-            if let Some(event) = self.controller.recv(WAIT)
+        while let Some(missing) = self.nodes.keys().find(|peer| !reports.contains_key(*peer)) {
+            if started.elapsed() > REPORT_PATIENCE {
+                let name = name_of(&self.nodes, *missing);
+                return Err(ClusterError::Lost { name, reason: "it does not report".to_owned() });
+            }
+            if let Some(event) = self.hear(WAIT)
                 && let Some((peer, report)) = self.take(event)?
             {
                 reports.insert(peer, report);
-            }
-            if started.elapsed() > REPORT_PATIENCE {
-                let missing = self.names.iter().find(|(peer, _)| !reports.contains_key(peer));
-                let name = missing.map_or_else(String::new, |(_, name)| name.clone());
-                return Err(ClusterError::Lost { name, reason: "it does not report".to_owned() });
             }
         }
         let mut reports: Vec<NodeReport> = reports.into_values().flatten().collect();
@@ -122,6 +155,6 @@ impl Fabric for RemoteFabric {
 }
 
 /// The name of a peer's role.
-pub(crate) fn name_of(names: &BTreeMap<Peer, String>, peer: Peer) -> String {
-    names.get(&peer).cloned().unwrap_or_else(|| peer.to_string())
+pub(crate) fn name_of(nodes: &BTreeMap<Peer, Node>, peer: Peer) -> String {
+    nodes.get(&peer).map_or_else(|| peer.to_string(), |node| node.name.clone())
 }

@@ -41,6 +41,10 @@ pub(crate) enum Heard {
     Message(Peer, Message, Instant),
     /// The dispatcher wants the report.
     ReportWanted,
+    /// A lane's contexts are gone.
+    LaneLost(u32),
+    /// A neighbour is gone, and how.
+    Lost(Peer, ClusterError),
     /// The job is over.
     Over,
     /// Nothing that concerns the role.
@@ -65,6 +69,7 @@ impl Station {
             {
                 match Control::read(&message)? {
                     Control::Report => Ok(Heard::ReportWanted),
+                    Control::LaneLost(lane) => Ok(Heard::LaneLost(lane)),
                     other => Err(ClusterError::Control(format!("a worker was sent {other:?}"))),
                 }
             }
@@ -79,10 +84,11 @@ impl Station {
             Event::Lost { peer, reason } if peer == self.dispatcher => {
                 Err(ClusterError::DispatcherLost(reason.to_string()))
             }
-            Event::Lost { peer, reason } => Err(ClusterError::Lost {
-                name: format!("at the other end of {peer}"),
-                reason: reason.to_string(),
-            }),
+            Event::Lost { peer, reason } => {
+                let name = format!("at the other end of {peer}");
+                let error = ClusterError::Lost { name, reason: reason.to_string() };
+                Ok(Heard::Lost(peer, error))
+            }
         }
     }
 

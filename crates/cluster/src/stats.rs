@@ -215,7 +215,7 @@ impl RunStats {
             context_memory_used_max_bytes: u64::from(dispatcher.pages_used_max)
                 * setting.page_bytes,
             failures,
-            prompts_recomputed: dispatcher.preemptions,
+            prompts_recomputed: dispatcher.preemptions + dispatcher.prompts_lost,
             rows_recomputed: dispatcher.rows_recomputed,
             peak_memory_bytes: peak_memory_bytes() + others_bytes,
             setting,

@@ -129,6 +129,11 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
         }
     }
 
+    /// Forgets the steps of a lane whose contexts are gone.
+    pub fn lose_lane(&mut self, lane: u32) {
+        self.node.lose_lane(lane);
+    }
+
     /// Computes the next batch that is ready and appends what is to be sent; `false` if none is.
     pub fn compute(&mut self, outgoing: &mut Vec<Outgoing>) -> bool {
         let Some(work) = self.node.start() else { return false };

@@ -2,7 +2,8 @@
 //! set of this machine: the kernels teacher-forced, and the engine running free.
 
 use glinthawk_cluster::{
-    ClusterError, Engine, EngineEvent, Fabric, Kernels, Layout, LocalFabric, NodeReport, Setting,
+    ClusterError, Engine, EngineEvent, Fabric, FabricEvent, Kernels, Layout, LocalFabric,
+    NodeReport, Setting,
 };
 use glinthawk_compute::{
     AttendRow, ContextKernels, ContextType, CpuContext, CpuWeights, Isa, ShardIn, ShardOut,
@@ -10,7 +11,7 @@ use glinthawk_compute::{
 };
 use glinthawk_flight::{Buffer, PAGE_POSITIONS};
 use glinthawk_model::{Model, testing};
-use glinthawk_protocol::{Home, Launch, Prompt, PromptId, Sampling};
+use glinthawk_protocol::{Launch, Prompt, PromptId};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -195,13 +196,17 @@ impl Fabric for Relaunching {
         Ok(())
     }
 
-    fn advance(&mut self, homes: &mut Vec<Home>) -> Result<(), ClusterError> {
+    fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {
         let mut all = Vec::new();
         self.0.advance(&mut all)?;
-        for mut home in all {
-            if home.step.epoch % 2 == 0 {
-                home.step.epoch /= 2;
-                homes.push(home);
+        for event in all {
+            match event {
+                FabricEvent::Home(mut home) if home.step.epoch % 2 == 0 => {
+                    home.step.epoch /= 2;
+                    events.push(FabricEvent::Home(home));
+                }
+                FabricEvent::Home(_) => {}
+                FabricEvent::LaneLost { error, .. } => return Err(error),
             }
         }
         Ok(())
@@ -237,14 +242,13 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
     let run = |fabric: Box<dyn Fabric>, cases: &[Case]| {
         let mut engine = Engine::new(fabric, &layout, vec![pages; 2], setting());
         for (index, case) in cases.iter().enumerate() {
-            engine.submit(Prompt {
-                id: PromptId(index as u64),
+            let prompt = Prompt {
                 tokens: case.prompt_ids.clone(),
                 tokens_max: case.greedy_ids.len() as u32,
                 stop_ids: model.config().eos_tokens.clone(),
-                sampling: Sampling::default(),
-                watched: false,
-            });
+                ..Prompt::default()
+            };
+            assert_eq!(engine.submit(prompt), Ok(PromptId(index as u64)));
         }
         completions(engine)
     };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use glinthawk_protocol::{Completion, Generated, Prompt, PromptId};
+use glinthawk_protocol::{Completion, Generated, Prompt};
 use serde_json::Value;
 
 use crate::choice::Choice;
@@ -63,8 +63,8 @@ impl Generation {
     }
 
     /// What the engine is to run.
-    pub fn prompt(&self, id: PromptId) -> Prompt {
-        Prompt { watched: true, ..self.request.prompt(id, 0) }
+    pub fn prompt(&self) -> Prompt {
+        Prompt { watched: true, ..self.request.prompt(0) }
     }
 
     /// Takes the next token.

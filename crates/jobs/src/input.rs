@@ -62,7 +62,7 @@ impl Input {
             }
             false => None,
         };
-        let lines = LineReader::new(BufReader::with_capacity(BUFFER_BYTES, file), LINE_BYTES_MAX);
+        let lines = lines_of(Source::File(file));
         let path = path.cloned();
         let mut input = OpenInput { name: self.to_string(), path, extent, lines };
         if input.extent.is_some() {
@@ -85,10 +85,38 @@ impl fmt::Display for Input {
 pub struct OpenInput {
     /// For messages.
     pub(crate) name: String,
-    /// `None` for standard input.
+    /// `None` for a stream that has no name in the file system.
     pub(crate) path: Option<PathBuf>,
     extent: Option<Extent>,
-    pub(crate) lines: LineReader<BufReader<File>>,
+    pub(crate) lines: LineReader<BufReader<Source>>,
+}
+
+/// What an input's bytes come from.
+pub(crate) enum Source {
+    File(File),
+    Stream(Box<dyn Read + Send>),
+}
+
+impl Read for Source {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::File(file) => file.read(bytes),
+            Self::Stream(stream) => stream.read(bytes),
+        }
+    }
+}
+
+impl Seek for Source {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        match self {
+            Self::File(file) => file.seek(to),
+            Self::Stream(_) => Err(io::ErrorKind::NotSeekable.into()),
+        }
+    }
+}
+
+fn lines_of(source: Source) -> LineReader<BufReader<Source>> {
+    LineReader::new(BufReader::with_capacity(BUFFER_BYTES, source), LINE_BYTES_MAX)
 }
 
 /// The part of a regular file that is the input.
@@ -99,6 +127,12 @@ struct Extent {
 }
 
 impl OpenInput {
+    /// Requests that come from somewhere else than a file; `name` is for messages.
+    pub fn stream(name: impl Into<String>, stream: impl Read + Send + 'static) -> Self {
+        let lines = lines_of(Source::Stream(Box::new(stream)));
+        Self { name: name.into(), path: None, extent: None, lines }
+    }
+
     /// Size of a regular file; `None` for a stream.
     pub(crate) fn bytes(&self) -> Option<u64> {
         self.extent.map(|extent| extent.bytes)

@@ -18,7 +18,7 @@ use crate::journal::{Results, WrittenLine};
 use crate::key::Key;
 use crate::output::{Output, Writer};
 use crate::reader::{self, Counters, Ended, Item};
-use crate::request::{CHOICES_MAX, Request};
+use crate::request::Request;
 use crate::response::{Answer, answered_line, refused_line, rejected_line};
 use crate::served::ServedModel;
 use crate::stop::StopWatch;
@@ -40,7 +40,7 @@ pub struct JobOptions {
 /// An answer to "what is to be run next?".
 #[derive(Debug)]
 pub enum Next {
-    /// This prompt.
+    /// This prompt. Say its name with [`Job::submitted`], or turn it away with [`Job::reject`].
     Prompt(Prompt),
     /// Nothing yet; ask again.
     Later,
@@ -98,12 +98,19 @@ pub struct Job {
     lines_opened: u64,
     /// The line whose choices are being handed out.
     submitting: Option<u64>,
+    /// The choice that was handed out last, until its name is known.
+    handed_out: Option<ChoiceOf>,
+    /// The choices that prompts in the engine are for.
+    prompts: HashMap<PromptId, ChoiceOf>,
     /// Set once the input has been read to its end.
     ended: Option<Box<Ended>>,
     earlier: Earlier,
     failures: Failures,
     summary: JobSummary,
 }
+
+/// A line's sequence number and one of its choices.
+type ChoiceOf = (u64, usize);
 
 /// A line some of whose choices are still to come.
 struct OpenLine {
@@ -141,6 +148,8 @@ impl Job {
             lines: HashMap::new(),
             lines_opened: 0,
             submitting: None,
+            handed_out: None,
+            prompts: HashMap::new(),
             ended: None,
             earlier,
             failures: Failures::default(),
@@ -172,9 +181,16 @@ impl Job {
         Ok(Next::Later)
     }
 
+    /// The name of the prompt that was handed out last.
+    pub fn submitted(&mut self, id: PromptId) {
+        let choice = self.handed_out.take().expect("a prompt was handed out");
+        self.prompts.insert(id, choice);
+    }
+
     /// A watched prompt's next token; tells how many tokens to keep once it should stop.
     pub fn token(&mut self, id: PromptId, generated: &Generated) -> Option<u32> {
-        let (line, choice) = open_line(&mut self.lines, id);
+        let (sequence, choice) = self.prompts[&id];
+        let line = open_line(&mut self.lines, sequence);
         if line.request.stop_strings.is_empty() || line.request.ends_at(generated.token) {
             return None;
         }
@@ -188,22 +204,25 @@ impl Job {
 
     /// A prompt's end; writes the line's result if it was the last of its prompts.
     pub fn finish(&mut self, completion: &Completion) -> Result<(), JobError> {
-        let (line, choice) = open_line(&mut self.lines, completion.id);
-        assert!(line.choices[choice].is_none(), "a prompt finishes once");
+        let (sequence, choice) =
+            self.prompts.remove(&completion.id).expect("a prompt finishes once");
+        let line = open_line(&mut self.lines, sequence);
         line.choices[choice] = Some(Choice::new(&self.model, &line.request, completion));
         line.outstanding -= 1;
-        self.settle(completion.id)
+        self.settle(sequence)
     }
 
-    /// A prompt that the engine cannot run; its line becomes an error, and a later run tries again.
-    pub fn reject(&mut self, id: PromptId, reason: &str) -> Result<(), JobError> {
-        let (line, _) = open_line(&mut self.lines, id);
+    /// The prompt that was handed out last cannot be run. Its line becomes an error, and a later run
+    /// tries again.
+    pub fn reject(&mut self, reason: &str) -> Result<(), JobError> {
+        let (sequence, _) = self.handed_out.take().expect("a prompt was handed out");
+        let line = open_line(&mut self.lines, sequence);
         line.rejection = Some(reason.to_owned());
         line.outstanding -= 1;
-        if self.submitting == Some(sequence(id)) {
+        if self.submitting == Some(sequence) {
             self.submitting = None;
         }
-        self.settle(id)
+        self.settle(sequence)
     }
 
     /// Whether every prompt handed out has come back.
@@ -284,7 +303,8 @@ impl Job {
         let sequence = self.submitting?;
         let line = self.lines.get_mut(&sequence).expect("the line being submitted is open");
         let choice = line.submitted;
-        let prompt = line.request.prompt(prompt_id(sequence, choice), choice);
+        let prompt = line.request.prompt(choice);
+        self.handed_out = Some((sequence, choice as usize));
         line.submitted += 1;
         line.outstanding += 1;
         if line.submitted == line.request.choices {
@@ -295,13 +315,13 @@ impl Job {
     }
 
     /// Writes a line's result once all of its choices have come back.
-    fn settle(&mut self, id: PromptId) -> Result<(), JobError> {
-        let (line, _) = open_line(&mut self.lines, id);
+    fn settle(&mut self, sequence: u64) -> Result<(), JobError> {
+        let line = open_line(&mut self.lines, sequence);
         let submitted = line.submitted == line.request.choices || line.rejection.is_some();
         if !submitted || line.outstanding > 0 {
             return Ok(());
         }
-        let line = self.lines.remove(&sequence(id)).expect("just looked at");
+        let line = self.lines.remove(&sequence).expect("just looked at");
         if let Some(reason) = &line.rejection {
             self.summary.failed += 1;
             self.failures.rejected(line.number, reason);
@@ -341,18 +361,8 @@ impl OpenLine {
     }
 }
 
-/// A prompt's id holds its line's sequence number and its choice.
-fn prompt_id(sequence: u64, choice: u32) -> PromptId {
-    PromptId(sequence * u64::from(CHOICES_MAX) + u64::from(choice))
-}
-
-fn sequence(id: PromptId) -> u64 {
-    id.0 / u64::from(CHOICES_MAX)
-}
-
-fn open_line(lines: &mut HashMap<u64, OpenLine>, id: PromptId) -> (&mut OpenLine, usize) {
-    let line = lines.get_mut(&sequence(id)).expect("the engine names prompts it was given");
-    (line, (id.0 % u64::from(CHOICES_MAX)) as usize)
+fn open_line(lines: &mut HashMap<u64, OpenLine>, sequence: u64) -> &mut OpenLine {
+    lines.get_mut(&sequence).expect("a line is open while a choice of it is in the engine")
 }
 
 fn unix_seconds() -> u64 {

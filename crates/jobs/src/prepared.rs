@@ -1,5 +1,7 @@
 //! A job that is ready to start: its output is locked and read, and nothing has been changed yet.
 
+use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::collision::refuse_collisions;
@@ -41,6 +43,16 @@ impl PreparedJob {
             prepared.compare(model)?;
         }
         Ok(prepared)
+    }
+
+    /// Results go to a stream; there are none from before. `name` is for messages.
+    pub fn to_stream(
+        input: OpenInput,
+        name: impl Into<PathBuf>,
+        stream: impl Write + Send + 'static,
+    ) -> Self {
+        let output = PreparedOutput::Stream { stream: Box::new(stream), path: name.into() };
+        Self { input, model: None, output, earlier: Earlier::Continue, standing: None }
     }
 
     /// How much of the input is done; unknown if nothing is, or if the input is a stream.

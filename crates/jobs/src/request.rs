@@ -1,7 +1,7 @@
 //! A request that can be run: a body checked field by field, rendered and tokenized.
 
 use glinthawk_model::Tokenizer;
-use glinthawk_protocol::{Prompt, PromptId, Sampling};
+use glinthawk_protocol::{Prompt, Sampling};
 use serde_json::value::RawValue;
 
 use crate::fields::{Fields, List, check_tokens, must_be, parse};
@@ -72,6 +72,8 @@ pub(crate) struct Request {
     pub(crate) choices: u32,
     /// The prompt's text, if it is to be repeated in front of the completion.
     pub(crate) echo: Option<String>,
+    /// Lower goes first.
+    priority: i32,
 }
 
 impl Request {
@@ -93,6 +95,7 @@ impl Request {
         let sampling = read_sampling(&mut fields, endpoint, model.vocab, seed)?;
         let tokens_max = read_tokens_max(&mut fields, endpoint)?;
         let choices = fields.integer("n", 1..=i64::from(CHOICES_MAX))?.unwrap_or(1) as u32;
+        let priority = fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?;
         let stop_strings = read_stop_strings(&mut fields)?;
         let stop_ids = read_stop_ids(&mut fields, model)?;
         let echo = endpoint == Endpoint::Completions && fields.flag("echo")?;
@@ -126,6 +129,7 @@ impl Request {
             sampling,
             choices,
             echo,
+            priority: priority.unwrap_or(0) as i32,
         })
     }
 
@@ -145,16 +149,16 @@ impl Request {
     }
 
     /// One of the request's choices as the engine runs it.
-    pub(crate) fn prompt(&self, id: PromptId, choice: u32) -> Prompt {
+    pub(crate) fn prompt(&self, choice: u32) -> Prompt {
         assert!(choice < self.choices);
         let seed = seed_of_choice(self.sampling.seed, choice);
         Prompt {
-            id,
             tokens: self.tokens.clone(),
             tokens_max: self.tokens_max,
             stop_ids: self.stop_ids.clone(),
             sampling: Sampling { seed, ..self.sampling.clone() },
             watched: !self.stop_strings.is_empty(),
+            priority: self.priority,
         }
     }
 }

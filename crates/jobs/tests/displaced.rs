@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Case, backwards, complete, sorted};
+use common::{Case, backwards, complete, sorted, submit};
 use glinthawk_jobs::{Earlier, Job, JobError, JobOptions, Next, Output, PreparedJob};
 
 /// Half of a job: four of eight lines have their result.
@@ -21,7 +21,8 @@ fn half_done() -> (Case, Job) {
     let mut finished = 0;
     while finished < 4 {
         if let Next::Prompt(prompt) = job.next(Duration::from_millis(20)).unwrap() {
-            let completion = complete(&mut job, &prompt, backwards, 0);
+            let id = submit(&mut job);
+            let completion = complete(&mut job, id, &prompt, backwards, 0);
             job.finish(&completion).unwrap();
             finished += 1;
         }
@@ -34,7 +35,8 @@ fn work_on(job: &mut Job) -> Option<JobError> {
     loop {
         match job.next(Duration::from_millis(20)) {
             Ok(Next::Prompt(prompt)) => {
-                let completion = complete(job, &prompt, backwards, 0);
+                let id = submit(job);
+                let completion = complete(job, id, &prompt, backwards, 0);
                 if let Err(error) = job.finish(&completion) {
                     return Some(error);
                 }

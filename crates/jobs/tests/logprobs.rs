@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Case, END};
+use common::{Case, END, submit};
 use glinthawk_jobs::Next;
 use glinthawk_protocol::{Completion, Finish, Generated, Prompt};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn choice(line: &str, tokens: impl Fn(&Prompt) -> Vec<Generated>) -> Value {
         match job.next(Duration::from_millis(20)).unwrap() {
             Next::Prompt(prompt) => {
                 let tokens = tokens(&prompt);
-                let completion = Completion { id: prompt.id, tokens, finish: Finish::Stop };
+                let completion = Completion { id: submit(&mut job), tokens, finish: Finish::Stop };
                 job.finish(&completion).unwrap();
             }
             Next::Later => {}

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{CONTEXT_MAX, Case, END, answer};
-use glinthawk_protocol::{Prompt, PromptId, Sampling};
+use glinthawk_protocol::{Prompt, Sampling};
 use serde_json::Value;
 
 /// The line is refused with this code, parameter and (part of the) message.
@@ -22,12 +22,11 @@ fn check_refused(line: &str, code: &str, param: &str, message: &str) {
 fn check_prompt(line: &str, text: &str, tokens_max: u32, edit: impl Fn(&mut Prompt)) {
     let prompts = Case::new(line).prompts();
     let mut expected = Prompt {
-        id: PromptId(0),
         tokens: text.bytes().map(u32::from).collect(),
         tokens_max,
         stop_ids: vec![END],
         sampling: Sampling { temperature: 0.0, seed: 1, ..Sampling::default() },
-        watched: false,
+        ..Prompt::default()
     };
     edit(&mut expected);
     assert_eq!(prompts, [expected], "{line}");
@@ -64,6 +63,7 @@ fn lines_become_prompts() {
 #[test]
 fn body_fields_become_sampling() {
     check_field(r#""max_tokens":5"#, |p| p.tokens_max = 5);
+    check_field(r#""priority":-7"#, |p| p.priority = -7);
     check_field(r#""max_tokens":1000000"#, |p| p.tokens_max = CONTEXT_MAX - 2);
     check_field(r#""temperature":null"#, |p| p.sampling.temperature = 1.0);
     check_field(r#""temperature":0.5"#, |p| p.sampling.temperature = 0.5);
@@ -332,6 +332,6 @@ fn choices_differ_in_their_seed_alone() {
     assert_eq!(seeds.len(), 3);
     for prompt in &prompts[1..] {
         let sampling = Sampling { seed: 9, ..prompt.sampling.clone() };
-        assert_eq!(Prompt { id: prompts[0].id, sampling, ..prompt.clone() }, prompts[0]);
+        assert_eq!(Prompt { sampling, ..prompt.clone() }, prompts[0]);
     }
 }

@@ -2,10 +2,13 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
 
-use common::{Case, END, answer, backwards, complete, generated, model, seeded, without_created};
-use glinthawk_jobs::{Generation, Next};
+use common::{
+    Case, END, answer, backwards, complete, generated, model, seeded, submit, without_created,
+};
+use glinthawk_jobs::{Generation, Job, Next, OpenInput, PreparedJob};
 use glinthawk_protocol::{Completion, Finish, Prompt, PromptId};
 use serde_json::{Value, json};
 
@@ -115,29 +118,58 @@ fn choices_come_in_order_and_are_counted_together() {
     );
 }
 
+/// A place in memory that a job writes to.
+#[derive(Clone, Default)]
+struct Memory(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Memory {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_job_needs_no_files() {
+    let lines = "{\"prompt\":\"hi\"}\n{\"prompt\":\"ho\",\"n\":2}\nno JSON\n";
+    let case = Case::new(lines);
+    case.run().unwrap();
+    let memory = Memory::default();
+    let input = OpenInput::stream("a request", lines.as_bytes());
+    let prepared = PreparedJob::to_stream(input, "a response", memory.clone());
+    let job = prepared.start(Arc::new(case.model.clone())).unwrap();
+    let summary = case.run_job(job, usize::MAX).unwrap().expect("ran to its end");
+    assert_eq!((summary.succeeded, summary.failed), (2, 1));
+    let text = String::from_utf8(memory.0.lock().unwrap().clone()).unwrap();
+    let mut written: Vec<String> = text.lines().map(without_created).collect();
+    written.sort();
+    assert_eq!(written, case.sorted());
+}
+
 #[test]
 fn a_rejected_prompt_fails_its_line_once() {
     let case = Case::new("{\"prompt\":\"hi\",\"n\":3}\n{\"prompt\":\"ho\"}\n");
     let mut job = case.open().unwrap();
-    let mut next = || loop {
+    let next = |job: &mut Job| loop {
         match job.next(std::time::Duration::from_millis(20)).unwrap() {
             Next::Prompt(prompt) => return prompt,
             Next::Later => {}
             Next::Exhausted => panic!("there is a prompt left"),
         }
     };
-    let (first, second) = (next(), next());
-    job.reject(second.id, "no room for it").unwrap();
-    let completion = complete(&mut job, &first, backwards, 0);
+    let first = next(&mut job);
+    let id = submit(&mut job);
+    next(&mut job);
+    job.reject("no room for it").unwrap();
+    let completion = complete(&mut job, id, &first, backwards, 0);
     job.finish(&completion).unwrap();
     let line: Value = serde_json::from_str(&case.output_text()).unwrap();
     assert_eq!(line["response"], Value::Null);
     assert_eq!(line["error"], json!({"code": "rejected", "message": "no room for it"}));
-    let third = loop {
-        if let Next::Prompt(prompt) = job.next(std::time::Duration::from_millis(20)).unwrap() {
-            break prompt;
-        }
-    };
+    let third = next(&mut job);
     assert_eq!(third.tokens, [104, 111], "the rejected line's third choice is not asked for");
     drop(job);
     // Another run tries again, and leaves one line for each.
@@ -150,9 +182,9 @@ fn a_rejected_prompt_fails_its_line_once() {
 /// Streams a body's completion; returns the pieces, the ending's text, and the whole.
 fn stream(body: &Value, tokens: &[u32]) -> (Vec<String>, String) {
     let mut generation = Generation::new(Arc::new(model()), body).unwrap();
-    let prompt: Prompt = generation.prompt(PromptId(7));
+    let prompt: Prompt = generation.prompt();
     assert!(prompt.watched);
-    let mut completion = Completion { id: prompt.id, tokens: Vec::new(), finish: Finish::Length };
+    let mut completion = Completion { id: PromptId(7), tokens: Vec::new(), finish: Finish::Length };
     let mut pieces = Vec::new();
     for token in tokens {
         let token = generated(&prompt, *token);

@@ -5,7 +5,7 @@ mod common;
 
 use std::fmt::Write as _;
 
-use common::{Case, backwards, complete};
+use common::{Case, backwards, complete, submit};
 use glinthawk_jobs::Next;
 use std::time::Duration;
 
@@ -41,7 +41,8 @@ fn memory_does_not_grow_with_the_input() {
     loop {
         match job.next(Duration::from_millis(20)).unwrap() {
             Next::Prompt(prompt) => {
-                let completion = complete(&mut job, &prompt, backwards, 0);
+                let id = submit(&mut job);
+                let completion = complete(&mut job, id, &prompt, backwards, 0);
                 job.finish(&completion).unwrap();
             }
             Next::Later => {}

@@ -9,7 +9,7 @@ use glinthawk_plan::{
     Traffic, even_slices, simulate,
 };
 use glinthawk_protocol::virtual_time::{self, Costs, Topology};
-use glinthawk_protocol::{DispatcherConfig, Merge, Prompt, PromptId, Sampling, Stage, Tier1Work};
+use glinthawk_protocol::{DispatcherConfig, Merge, Prompt, Stage, Tier1Work};
 
 /// The most that the two may differ by.
 const TOLERANCE: f64 = 0.05;
@@ -74,23 +74,18 @@ fn protocol_seconds(configuration: &Configuration, steps: u32) -> f64 {
         tier1_rows_max: configuration.rows(),
         dispatcher: DispatcherConfig {
             flights,
-            rows_per_lane: batch,
+            batch,
             chunk: 1,
             lane_pages: vec![pages; lanes],
             context_max: steps + 1,
             oversubscription: 1.0,
             merge: Merge::Ready,
         },
+        deaths: Vec::new(),
     };
     let prompts = (0..configuration.rows() * configuration.flights).map(|id| {
-        let prompt = Prompt {
-            id: PromptId(id as u64),
-            tokens: vec![id as u32 % 7],
-            tokens_max: steps,
-            stop_ids: Vec::new(),
-            sampling: Sampling::default(),
-            watched: false,
-        };
+        let tokens = vec![id as u32 % 7];
+        let prompt = Prompt { tokens, tokens_max: steps, ..Prompt::default() };
         (0, prompt)
     });
     let report = virtual_time::run(&topology, prompts.collect(), &mut Planned(configuration));

@@ -3,15 +3,13 @@
 use glinthawk_flight::Generated;
 use serde::{Deserialize, Serialize};
 
-/// Names a prompt for as long as it is in the engine; chosen by the submitter.
+/// Names a prompt; the dispatcher counts the prompts that it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PromptId(pub u64);
 
 /// One request as the engine sees it: input tokens and how to continue them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prompt {
-    /// Chosen by the submitter; unique among the prompts in the engine.
-    pub id: PromptId,
     /// Input tokens, at least one.
     pub tokens: Vec<u32>,
     /// Generated tokens at most, at least one.
@@ -23,6 +21,8 @@ pub struct Prompt {
     pub sampling: Sampling,
     /// Whether every token is reported as it is generated (stop strings, streaming).
     pub watched: bool,
+    /// Lower goes first. Prompts of one priority go in the order of their submission.
+    pub priority: i32,
 }
 
 /// How a token is picked. With the position it determines the token: there is no other randomness.

@@ -3,7 +3,7 @@
 
 use crate::message::{Attend, Attended, Launch, Merge};
 use glinthawk_flight::{Row, Sample, ShardId, StepId};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// What a Tier-1 node wants done.
 #[derive(Debug)]
@@ -56,6 +56,7 @@ pub struct Tier1Node<P = ()> {
     newest: HashMap<ShardId, u64>,
     ready: BTreeMap<Stage, VecDeque<StepId>>,
     computing: Option<Tier1Work>,
+    lost_lanes: BTreeSet<u32>,
 }
 
 impl<P> Tier1Node<P> {
@@ -70,6 +71,7 @@ impl<P> Tier1Node<P> {
             newest: HashMap::new(),
             ready: BTreeMap::new(),
             computing: None,
+            lost_lanes: BTreeSet::new(),
         }
     }
 
@@ -109,7 +111,7 @@ impl<P> Tier1Node<P> {
     pub fn arrive(&mut self, launch: Launch, payload: P) -> bool {
         let step = launch.step;
         let newest = self.newest.entry(step.shard).or_default();
-        if step.epoch <= *newest {
+        if step.epoch <= *newest || self.lost_lanes.contains(&step.shard.lane) {
             return false;
         }
         *newest = step.epoch;
@@ -119,6 +121,15 @@ impl<P> Tier1Node<P> {
         }
         self.ready.entry(Stage::Enter).or_default().push_back(step);
         true
+    }
+
+    /// Forgets the steps of a lane whose contexts are gone, and those still on their way here.
+    pub fn lose_lane(&mut self, lane: u32) {
+        self.lost_lanes.insert(lane);
+        let lost = self.visitors.extract_if(|shard, _| shard.lane == lane);
+        for (_, abandoned) in lost.collect::<Vec<_>>() {
+            self.forget(&abandoned);
+        }
     }
 
     /// Takes an abandoned step out of its queue.

@@ -1,16 +1,16 @@
 //! Seeded virtual-time runs of the whole protocol: random shapes, lengths, delays and memory; messages that
 //! come late, twice, garbled or not at all; steps that are given up and launched again; watchers that stop
-//! prompts. Every prompt gets exactly one completion, and it is the one the simulated model gives without a
+//! prompts; Tier-2 nodes that die. Every prompt gets exactly one completion, and it is the one the simulated model gives without a
 //! cluster.
 //!
 //! `GLINTHAWK_SEEDS=20000` runs more of them, `GLINTHAWK_SEED=17` replays one.
 
 use glinthawk_flight::Row;
 use glinthawk_protocol::virtual_time::{
-    Costs, Garble, Link, Mishap, Report, Stop, Topology, model, run,
+    Costs, Death, Garble, Link, Mishap, Report, Stop, Topology, model, run,
 };
 use glinthawk_protocol::{
-    Completion, DispatcherConfig, Finish, Merge, Prompt, PromptId, Sampling, Tier1Work,
+    Completion, DispatcherConfig, Finish, Merge, Prompt, Sampling, Tier1Work,
 };
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ struct RandomCosts {
     mishaps: u64,
     /// How long a message may be late at most.
     late_ns: u64,
-    watchers: BTreeMap<PromptId, Watcher>,
+    watchers: BTreeMap<usize, Watcher>,
 }
 
 impl Costs for RandomCosts {
@@ -75,8 +75,8 @@ impl Costs for RandomCosts {
         })
     }
 
-    fn watch(&mut self, id: PromptId, seen: usize) -> Option<Stop> {
-        let watcher = self.watchers.get(&id).filter(|watcher| watcher.seen == seen)?;
+    fn watch(&mut self, prompt: usize, seen: usize) -> Option<Stop> {
+        let watcher = self.watchers.get(&prompt).filter(|watcher| watcher.seen == seen)?;
         Some(Stop { kept: watcher.kept, after_ns: watcher.after_ns })
     }
 }
@@ -90,7 +90,7 @@ fn scenario(random: &mut Random) -> (Topology, Vec<(u64, Prompt)>) {
         tier1_rows_max: random.within(1, 64) as usize,
         dispatcher: DispatcherConfig {
             flights: random.within(1, 4) as u32,
-            rows_per_lane: random.within(1, 24) as u32,
+            batch: random.within(1, 24) as u32,
             chunk: random.within(1, 40) as u32,
             lane_pages: (0..lanes)
                 .map(|_| random.within(pages_min, pages_min * 8) as u32)
@@ -99,16 +99,17 @@ fn scenario(random: &mut Random) -> (Topology, Vec<(u64, Prompt)>) {
             oversubscription: random.within(1, 8) as f32,
             merge: if random.within(0, 3) == 0 { Merge::WholeFlights } else { Merge::Ready },
         },
+        deaths: Vec::new(),
     };
-    let prompts = (0..random.within(1, 40)).map(|id| {
+    let prompts = (0..random.within(1, 40)).map(|_| {
         let given = random.within(1, u64::from(context_max) - 1);
         let prompt = Prompt {
-            id: PromptId(id),
             tokens: (0..given).map(|_| random.within(0, model::VOCAB - 1) as u32).collect(),
             tokens_max: random.within(1, 100) as u32,
             stop_ids: if random.within(0, 3) == 0 { Vec::new() } else { vec![0, 7] },
             sampling: Sampling { seed: random.next(), ..Sampling::default() },
             watched: random.within(0, 2) == 0,
+            priority: random.within(0, 2) as i32 - 1,
         };
         (random.within(0, 2000), prompt)
     });
@@ -116,16 +117,27 @@ fn scenario(random: &mut Random) -> (Topology, Vec<(u64, Prompt)>) {
     (topology, prompts)
 }
 
+/// Tier-2 nodes that die, one of a lane at most; one lane is left.
+fn deaths(random: &mut Random, topology: &Topology) -> Vec<Death> {
+    let lanes = topology.dispatcher.lane_pages.len() as u32;
+    let deaths = (1..lanes).filter_map(|lane| {
+        let slice = random.within(0, topology.slice_layers.len() as u64 - 1) as usize;
+        let (at_ns, noticed_ns) = (random.within(0, 20_000), random.within(0, 5_000));
+        (random.within(0, 1) == 0).then_some(Death { slice, lane, at_ns, noticed_ns })
+    });
+    deaths.collect()
+}
+
 /// Half of the watchers stop their prompt, some at once and some when more tokens may have come.
-fn watchers(random: &mut Random, prompts: &[(u64, Prompt)]) -> BTreeMap<PromptId, Watcher> {
-    let watched = prompts.iter().filter(|(_, prompt)| prompt.watched);
-    let watchers = watched.map(|(_, prompt)| {
+fn watchers(random: &mut Random, prompts: &[(u64, Prompt)]) -> BTreeMap<usize, Watcher> {
+    let watched = prompts.iter().enumerate().filter(|(_, (_, prompt))| prompt.watched);
+    let watchers = watched.map(|(place, _)| {
         let seen = random.within(1, 20) as usize;
         let kept = random.within(0, seen as u64) as usize;
         let after_ns = if random.within(0, 1) == 0 { 0 } else { random.within(1, 3000) };
-        (prompt.id, Watcher { seen, kept, after_ns })
+        (place, Watcher { seen, kept, after_ns })
     });
-    watchers.filter(|(id, _)| id.0.is_multiple_of(2)).collect()
+    watchers.filter(|(place, _)| place.is_multiple_of(2)).collect()
 }
 
 /// What a seed came to.
@@ -134,6 +146,7 @@ struct Outcome {
     end_ns: u64,
     preemptions: u64,
     relaunches: u64,
+    lost: u64,
     stale: u64,
     refused: u64,
     stopped: u64,
@@ -156,8 +169,11 @@ impl Drop for Named {
 fn check(seed: u64) -> Outcome {
     let _named = Named(seed);
     let mut random = Random(seed);
-    let (topology, prompts) = scenario(&mut random);
+    let (mut topology, prompts) = scenario(&mut random);
     let watchers = watchers(&mut random, &prompts);
+    if seed % 3 == 2 {
+        topology.deaths = deaths(&mut random, &topology);
+    }
     let mishaps = if seed.is_multiple_of(4) { 0 } else { random.within(1, 40) };
     let late_ns = random.within(300, 20_000);
     let mut costs = RandomCosts { random, mishaps, late_ns, watchers: watchers.clone() };
@@ -165,9 +181,9 @@ fn check(seed: u64) -> Outcome {
     let report = report.unwrap_or_else(|failure| panic!("GLINTHAWK_SEED={seed}: {failure:?}"));
     assert_eq!(report.completions.len(), prompts.len(), "GLINTHAWK_SEED={seed}");
     let mut stopped = 0;
-    for (_, prompt) in &prompts {
-        let watcher = watchers.get(&prompt.id).copied();
-        stopped += u64::from(check_completion(seed, &topology, prompt, watcher, &report));
+    for (place, (_, prompt)) in prompts.iter().enumerate() {
+        let watcher = watchers.get(&place).copied();
+        stopped += u64::from(check_completion(seed, &topology, (place, prompt), watcher, &report));
     }
     let lanes_pages: u32 = topology.dispatcher.lane_pages.iter().sum();
     assert!(report.stats.pages_used_max <= lanes_pages, "GLINTHAWK_SEED={seed}");
@@ -175,6 +191,7 @@ fn check(seed: u64) -> Outcome {
         end_ns: report.end_ns,
         preemptions: report.stats.preemptions,
         relaunches: report.stats.relaunches,
+        lost: report.stats.prompts_lost,
         stale: report.stale,
         refused: report.refused,
         stopped,
@@ -189,17 +206,17 @@ fn tokens_of(completion: &Completion) -> Vec<u32> {
 fn check_completion(
     seed: u64,
     topology: &Topology,
-    prompt: &Prompt,
+    (place, prompt): (usize, &Prompt),
     watcher: Option<Watcher>,
     report: &Report,
 ) -> bool {
-    let what = format!("GLINTHAWK_SEED={seed}, {:?}", prompt.id);
-    let completion = &report.completions[&prompt.id];
+    let what = format!("GLINTHAWK_SEED={seed}, prompt {place}");
+    let completion = &report.completions[&place];
     let got = (tokens_of(completion), completion.finish);
     let layers = topology.slice_layers.iter().sum();
     let whole = model::complete(prompt, layers, topology.dispatcher.context_max);
     if prompt.watched {
-        let reported = &report.watched[&prompt.id];
+        let reported = &report.watched[&place];
         assert!(whole.0.starts_with(reported), "{what}: {reported:?} was reported");
         assert!(reported.len() >= got.0.len(), "{what}: {reported:?} was reported");
     }
@@ -231,9 +248,10 @@ fn every_prompt_gets_exactly_its_completion() {
     }
     let seeds = number_from("GLINTHAWK_SEEDS").unwrap_or(1000);
     let outcomes: Vec<Outcome> = (0..seeds).map(check).collect();
-    let counts: [Count; 5] = [
+    let counts: [Count; 6] = [
         ("was tight enough to preempt", |outcome| outcome.preemptions),
         ("launched a shard again", |outcome| outcome.relaunches),
+        ("lost a lane with prompts on it", |outcome| outcome.lost),
         ("had a stale message", |outcome| outcome.stale),
         ("had rows that a Tier-2 node refused", |outcome| outcome.refused),
         ("had a prompt that its watcher ended", |outcome| outcome.stopped),

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use glinthawk_jobs::{
@@ -11,7 +12,7 @@ use glinthawk_jobs::{
     ServedModel,
 };
 use glinthawk_model::{ChatTemplate, Tokenizer};
-use glinthawk_protocol::{Completion, Finish, Generated, Prompt};
+use glinthawk_protocol::{Completion, Finish, Generated, Prompt, PromptId};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -57,8 +58,22 @@ pub fn generated(prompt: &Prompt, token: u32) -> Generated {
     }
 }
 
+/// Names the prompt that the job handed out last.
+pub fn submit(job: &mut Job) -> PromptId {
+    static SUBMITTED: AtomicU64 = AtomicU64::new(0);
+    let id = PromptId(SUBMITTED.fetch_add(1, Ordering::Relaxed));
+    job.submitted(id);
+    id
+}
+
 /// Runs a prompt to its end; `late` is how many tokens the engine goes on after it should stop.
-pub fn complete(job: &mut Job, prompt: &Prompt, script: Script, late: usize) -> Completion {
+pub fn complete(
+    job: &mut Job,
+    id: PromptId,
+    prompt: &Prompt,
+    script: Script,
+    late: usize,
+) -> Completion {
     let mut tokens = Vec::new();
     let mut finish = Finish::Length;
     let mut left = usize::MAX;
@@ -67,7 +82,7 @@ pub fn complete(job: &mut Job, prompt: &Prompt, script: Script, late: usize) -> 
             break;
         }
         let token = generated(prompt, token);
-        if prompt.watched && job.token(prompt.id, &token).is_some() {
+        if prompt.watched && job.token(id, &token).is_some() {
             left = late + 1;
         }
         left = left.saturating_sub(1);
@@ -77,7 +92,7 @@ pub fn complete(job: &mut Job, prompt: &Prompt, script: Script, late: usize) -> 
             break;
         }
     }
-    Completion { id: prompt.id, tokens, finish }
+    Completion { id, tokens, finish }
 }
 
 /// A folder with an input and an output.
@@ -140,21 +155,25 @@ impl Case {
         self.run_job(self.open()?, finished_max)
     }
 
-    fn run_job(&self, mut job: Job, finished_max: usize) -> Result<Option<JobSummary>, JobError> {
+    pub fn run_job(
+        &self,
+        mut job: Job,
+        finished_max: usize,
+    ) -> Result<Option<JobSummary>, JobError> {
         let mut waiting = Vec::new();
         let mut finished = 0;
         loop {
             let next = job.next(Duration::from_millis(20))?;
             let exhausted = matches!(next, Next::Exhausted);
             if let Next::Prompt(prompt) = next {
-                waiting.push(prompt);
+                waiting.push((submit(&mut job), prompt));
             }
             while waiting.len() == 7 || (exhausted && !waiting.is_empty()) {
                 if finished == finished_max {
                     return Ok(None);
                 }
-                let prompt = waiting.pop().unwrap();
-                let completion = complete(&mut job, &prompt, self.script, self.late);
+                let (id, prompt) = waiting.pop().unwrap();
+                let completion = complete(&mut job, id, &prompt, self.script, self.late);
                 job.finish(&completion)?;
                 finished += 1;
             }

@@ -10,8 +10,7 @@ use crate::trace::{Span, Trace};
 use crate::workload::Length;
 use glinthawk_protocol::{
     Attend, Attended, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Generated,
-    Home, Launch, Merge, Prompt, PromptId, Sampling, ShardId, Stage, Tier1Action, Tier1Node,
-    Tier1Work, Tier2Node,
+    Home, Launch, Merge, Prompt, ShardId, Stage, Tier1Action, Tier1Node, Tier1Work, Tier2Node,
 };
 
 /// Bytes of a message before its rows.
@@ -113,7 +112,7 @@ pub(super) struct Machine<'a> {
     tier1: Vec<Tier1Node>,
     /// (slice, lane), row-major
     tier2: Vec<Tier2Node>,
-    lengths: std::iter::Enumerate<std::slice::Iter<'a, Length>>,
+    lengths: std::slice::Iter<'a, Length>,
     /// Layers that one simulated layer of each slice stands for.
     grains: Vec<f64>,
     /// Seconds of one layer's attention of each shard in the air.
@@ -167,7 +166,7 @@ impl<'a> Machine<'a> {
                 .collect(),
             dispatcher: Dispatcher::new(DispatcherConfig {
                 flights: deployment.flights,
-                rows_per_lane: deployment.batch,
+                batch: deployment.batch,
                 chunk: deployment.chunk,
                 lane_pages: vec![deployment.lane_pages; lanes],
                 context_max: deployment.context_max,
@@ -180,7 +179,7 @@ impl<'a> Machine<'a> {
                 .map(|layers| Tier1Node::new(simulated(layers) as u32, rows_max, merge))
                 .collect(),
             tier2: (0..slices * lanes).map(|_| Tier2Node::new(0, deployment.lane_pages)).collect(),
-            lengths: lengths.iter().enumerate(),
+            lengths: lengths.iter(),
             grains: deployment
                 .slices
                 .iter()
@@ -463,21 +462,16 @@ impl<'a> Machine<'a> {
     /// Submits prompts while the dispatcher wants some, and launches.
     fn feed(&mut self) {
         while self.dispatcher.wants_prompts() {
-            let Some((index, length)) = self.lengths.next() else { break };
-            self.dispatch(DispatcherEvent::Submit(Prompt {
-                id: PromptId(index as u64),
-                tokens: vec![0; length.prompt],
-                tokens_max: length.output as u32,
-                stop_ids: Vec::new(),
-                sampling: Sampling::default(),
-                watched: false,
-            }));
+            let Some(length) = self.lengths.next() else { break };
+            let (tokens, tokens_max) = (vec![0; length.prompt], length.output as u32);
+            let prompt = Prompt { tokens, tokens_max, ..Prompt::default() };
+            // A prompt that is too long gets an error line and takes no time.
+            _ = self.dispatcher.submit(prompt, (self.now * 1e9) as u64);
         }
         self.launch();
     }
 
     fn dispatch(&mut self, event: DispatcherEvent) {
-        // A prompt that is too long gets an error line and takes no time.
         self.dispatcher.on(event, (self.now * 1e9) as u64, &mut Vec::new());
     }
 

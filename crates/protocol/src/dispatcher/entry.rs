@@ -1,6 +1,7 @@
 //! A prompt inside the dispatcher: its tokens, what is computed, and the context it holds.
 
-use crate::prompt::{Completion, Finish, Prompt};
+use super::Rank;
+use crate::prompt::{Completion, Finish, Prompt, PromptId};
 use glinthawk_flight::{Generated, PAGE_POSITIONS, Row, Sample, ShardId};
 use std::collections::BTreeMap;
 
@@ -22,14 +23,13 @@ pub(super) struct Seat {
 }
 
 pub(super) struct Entry {
+    id: PromptId,
     pub prompt: Prompt,
     /// Tokens of the prompt that were computed, once or again after a preemption.
     pub prefilled: u32,
     pub generated: Vec<Generated>,
     /// How often each token was generated; kept only if a penalty needs it.
     counts: BTreeMap<u32, u32>,
-    /// Order of submission: the youngest has the highest.
-    pub age: u64,
     pub seat: Option<Seat>,
     /// The watcher wants the completion to end after this many tokens.
     pub stop_after: Option<usize>,
@@ -38,18 +38,23 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn new(prompt: Prompt, age: u64, now_ns: u64) -> Self {
+    pub(super) fn new(id: PromptId, prompt: Prompt, now_ns: u64) -> Self {
         Self {
+            id,
             prompt,
             prefilled: 0,
             generated: Vec::new(),
             counts: BTreeMap::new(),
-            age,
             seat: None,
             stop_after: None,
             submitted_ns: now_ns,
             first_token_ns: None,
         }
+    }
+
+    /// Whose turn it is before whose.
+    pub(super) fn rank(&self) -> Rank {
+        (self.prompt.priority, self.id)
     }
 
     /// Tokens known so far, given and generated.
@@ -143,6 +148,6 @@ impl Entry {
         if let Some(kept) = self.stop_after {
             self.generated.truncate(kept);
         }
-        Completion { id: self.prompt.id, tokens: self.generated, finish }
+        Completion { id: self.id, tokens: self.generated, finish }
     }
 }

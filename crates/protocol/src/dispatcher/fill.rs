@@ -22,7 +22,7 @@ impl Dispatcher {
         let home = self.shards.iter().filter(|(shard, state)| {
             let waits =
                 self.config.merge == Merge::WholeFlights && self.flight_in_air(shard.flight);
-            !state.in_air && !waits
+            !state.in_air && !waits && !self.lanes[shard.lane as usize].lost
         });
         let home = home.map(|(&shard, _)| shard);
         let home: Vec<ShardId> = home.collect();
@@ -70,12 +70,12 @@ impl Dispatcher {
             let pages = state.seated.iter().map(|id| u64::from(self.pages_committed(*id)));
             committed[shard.lane as usize] += pages.sum::<u64>();
         }
-        while let Some((&age, &id)) = self.queue.first_key_value() {
+        while let Some(&(_, id)) = self.queue.first() {
             let expected = self.pages_expected(&self.entries[&id]);
             let Some(shard) = self.shard_for(expected, &committed, manifests) else { return };
             committed[shard.lane as usize] += u64::from(expected);
-            self.queue.remove(&age);
-            self.seat(id, age, shard);
+            self.queue.pop_first();
+            self.seat(id, shard);
             self.plan_rows(id, shard, manifests);
             if self.entries[&id].seat.is_none() {
                 return; // it found no pages after all and waits again
@@ -83,13 +83,14 @@ impl Dispatcher {
         }
     }
 
-    fn seat(&mut self, id: PromptId, age: u64, shard: ShardId) {
+    fn seat(&mut self, id: PromptId, shard: ShardId) {
         let lane = &mut self.lanes[shard.lane as usize];
         let slot = lane.slots_free.pop().expect("as many slots as seats");
         let entry = self.entries.get_mut(&id).expect("queued prompts have an entry");
         entry.seat = Some(Seat { shard, slot, pages: Vec::new(), computed: 0, rows_in_air: 0 });
+        let rank = entry.rank();
         let seated = &mut self.shards.get_mut(&shard).expect("exists").seated;
-        let place = seated.partition_point(|id| self.entries[id].age < age);
+        let place = seated.partition_point(|id| self.entries[id].rank() < rank);
         seated.insert(place, id);
     }
 
@@ -101,7 +102,7 @@ impl Dispatcher {
         committed: &[u64],
         manifests: &BTreeMap<ShardId, Manifest>,
     ) -> Option<ShardId> {
-        let rows_max = self.config.rows_per_lane;
+        let rows_max = self.config.batch;
         let first_pages = expected.min(pages_for(self.config.chunk.min(rows_max)));
         let open = manifests.iter().filter(|(shard, manifest)| {
             let pages = &self.lanes[shard.lane as usize].pages;
@@ -140,7 +141,7 @@ impl Dispatcher {
         if self.entries[&id].seat.is_none() {
             return; // preempted while an older one was planned
         }
-        let room = self.config.rows_per_lane - manifests[&shard].rows;
+        let room = self.config.batch - manifests[&shard].rows;
         let rows = self.rows_wanted(id).min(self.config.chunk).min(room);
         if rows == 0 || !self.hold_pages(id, rows, manifests) {
             return;
@@ -150,9 +151,9 @@ impl Dispatcher {
         manifest.prompts.push((id, rows));
     }
 
-    /// Gives a seated prompt the pages for its next `rows` rows. If none is left, the youngest
-    /// prompt on the lane is preempted. `false` means not now: it was preempted itself, or the
-    /// youngest is in the air.
+    /// Gives a seated prompt the pages for its next `rows` rows. If none is left, the prompt of the
+    /// last rank on the lane is preempted. `false` means not now: it was preempted itself, or the
+    /// last one is in the air.
     fn hold_pages(
         &mut self,
         id: PromptId,
@@ -170,32 +171,33 @@ impl Dispatcher {
                 seat.pages.push(page);
                 continue;
             }
-            let youngest = self.youngest_on(lane);
-            let victim = self.entries[&youngest].seat.as_ref().expect("it is on the lane");
+            let last = self.last_on(lane);
+            let victim = self.entries[&last].seat.as_ref().expect("it is on the lane");
             if victim.rows_in_air > 0 {
                 return false; // the next shard of this lane that comes home tries again
             }
             if let Some(manifest) = manifests.get_mut(&victim.shard) {
-                let planned = manifest.prompts.iter().position(|(planned, _)| *planned == youngest);
+                let planned = manifest.prompts.iter().position(|(planned, _)| *planned == last);
                 if let Some(index) = planned {
                     manifest.rows -= manifest.prompts.remove(index).1;
                 }
             }
-            self.preempt(youngest);
-            if youngest == id {
+            self.stats.preemptions += 1;
+            self.drop_context(last);
+            if last == id {
                 return false;
             }
         }
     }
 
-    /// The youngest prompt that holds pages of a lane.
-    fn youngest_on(&self, lane: u32) -> PromptId {
+    /// The prompt of the last rank that holds pages of a lane: the youngest of the least priority.
+    fn last_on(&self, lane: u32) -> PromptId {
         let seated = self.shards.iter().filter(|(shard, _)| shard.lane == lane);
         let holders = seated
             .flat_map(|(_, state)| &state.seated)
             .filter(|id| self.entries[id].seat.as_ref().is_some_and(|seat| !seat.pages.is_empty()));
         *holders
-            .max_by_key(|id| self.entries[id].age)
+            .max_by_key(|id| self.entries[id].rank())
             .expect("a lane without free pages has holders")
     }
 

@@ -12,7 +12,7 @@ use crate::prompt::{Completion, Finish, Prompt, PromptId};
 use entry::{Entry, pages_for};
 use glinthawk_flight::{Generated, PAGE_POSITIONS, ShardId, StepId};
 use pages::PagePool;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Prompts that wait at least, so that a small cluster is not starved by a slow reader.
 const WAITING_MIN: usize = 16;
@@ -26,8 +26,8 @@ const OUTLIVED_PART: u32 = 4;
 pub struct DispatcherConfig {
     /// Flights in the air.
     pub flights: u32,
-    /// Rows of a flight on each lane (B).
-    pub rows_per_lane: u32,
+    /// Rows of a flight on each lane: B.
+    pub batch: u32,
     /// Rows of one prompt's prefill in one step.
     pub chunk: u32,
     /// Pages of every lane: the fewest that any slice's worker has there.
@@ -43,8 +43,6 @@ pub struct DispatcherConfig {
 
 /// What happens to the dispatcher.
 pub enum DispatcherEvent {
-    /// A prompt to run.
-    Submit(Prompt),
     /// The watcher of a prompt wants its completion to end after this many tokens.
     Stop(PromptId, usize),
     /// A shard came home.
@@ -52,6 +50,8 @@ pub enum DispatcherEvent {
     /// A step is lost, or given up: its shard is launched again with the same rows. Nothing happens
     /// where it came home or was given up before.
     Relaunch(StepId),
+    /// A lane's contexts are gone. Its prompts are computed again elsewhere.
+    LaneLost(u32),
 }
 
 /// What the dispatcher wants done.
@@ -63,8 +63,6 @@ pub enum DispatcherAction {
     Token(PromptId, Generated),
     /// A prompt is finished.
     Finish(Completion),
-    /// A prompt cannot be run, and why.
-    Reject(PromptId, Rejection),
 }
 
 /// Why a prompt cannot be run.
@@ -95,6 +93,8 @@ impl std::fmt::Display for Rejection {
     }
 }
 
+impl std::error::Error for Rejection {}
+
 /// Counters of a run.
 #[derive(Clone, Default)]
 pub struct DispatcherStats {
@@ -112,7 +112,9 @@ pub struct DispatcherStats {
     pub rows_computed: u64,
     /// Prompts whose context was dropped because pages ran out, to be recomputed.
     pub preemptions: u64,
-    /// Rows computed a second time because of that.
+    /// Prompts whose context was lost with its lane, to be recomputed.
+    pub prompts_lost: u64,
+    /// Rows computed a second time because of either.
     pub rows_recomputed: u64,
     /// Steps that were given up and launched again.
     pub relaunches: u64,
@@ -151,7 +153,12 @@ struct ShardState {
 struct Lane {
     pages: PagePool,
     slots_free: Vec<u32>,
+    lost: bool,
 }
+
+/// What decides whose turn it is: the priority, then the order of submission. The lowest goes first,
+/// the highest makes way.
+type Rank = (i32, PromptId);
 
 /// The state machine; see the module's head.
 pub struct Dispatcher {
@@ -159,11 +166,11 @@ pub struct Dispatcher {
     /// Positions a context may have here: the model's limit or the smallest lane's pages.
     positions_max: u32,
     entries: HashMap<PromptId, Entry>,
-    /// Waiting prompts by age: preempted ones come first by themselves.
-    queue: BTreeMap<u64, PromptId>,
+    /// Waiting prompts by rank: preempted ones come before younger ones by themselves.
+    queue: BTreeSet<Rank>,
     shards: BTreeMap<ShardId, ShardState>,
     lanes: Vec<Lane>,
-    age_next: u64,
+    submitted: u64,
     stats: DispatcherStats,
 }
 
@@ -173,15 +180,16 @@ impl Dispatcher {
     /// # Panics
     /// If the configuration has no flight, row, chunk, lane or page.
     pub fn new(config: DispatcherConfig) -> Self {
-        assert!(config.flights > 0 && config.rows_per_lane > 0 && config.chunk > 0);
+        assert!(config.flights > 0 && config.batch > 0 && config.chunk > 0);
         assert!(!config.lane_pages.is_empty() && config.oversubscription >= 1.0);
         let pages_min = *config.lane_pages.iter().min().expect("not empty");
         assert!(pages_min > 0, "a lane without pages");
         let positions_max = config.context_max.min(pages_min.saturating_mul(PAGE_POSITIONS));
-        let slots = config.flights * config.rows_per_lane;
+        let slots = config.flights * config.batch;
         let lanes = config.lane_pages.iter().map(|&pages| Lane {
             pages: PagePool::new(pages),
             slots_free: (0..slots).rev().collect(),
+            lost: false,
         });
         let lanes: Vec<Lane> = lanes.collect();
         let shards = (0..config.flights)
@@ -192,10 +200,10 @@ impl Dispatcher {
             config,
             positions_max,
             entries: HashMap::new(),
-            queue: BTreeMap::new(),
+            queue: BTreeSet::new(),
             shards,
             lanes,
-            age_next: 0,
+            submitted: 0,
             stats: DispatcherStats::default(),
         }
     }
@@ -203,7 +211,7 @@ impl Dispatcher {
     /// Whether another prompt should be submitted now. Enough prompts should wait to fill every free
     /// seat and the shards that come home next.
     pub fn wants_prompts(&self) -> bool {
-        let rows = self.config.rows_per_lane as usize * self.lanes.len();
+        let rows = self.config.batch as usize * self.lanes_left();
         let seated = self.entries.len() - self.queue.len();
         let free = (self.config.flights as usize * rows).saturating_sub(seated);
         self.queue.len() < free.max(rows).max(WAITING_MIN)
@@ -212,6 +220,11 @@ impl Dispatcher {
     /// Whether no prompt is inside.
     pub fn is_idle(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Lanes that were not lost.
+    pub fn lanes_left(&self) -> usize {
+        self.lanes.iter().filter(|lane| !lane.lost).count()
     }
 
     /// Prompts inside, seated or waiting.
@@ -244,10 +257,10 @@ impl Dispatcher {
     /// [`fill`]: Self::fill
     pub fn on(&mut self, event: DispatcherEvent, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
         match event {
-            DispatcherEvent::Submit(prompt) => self.submit(prompt, now_ns, actions),
             DispatcherEvent::Stop(id, kept) => self.stop(id, kept, now_ns, actions),
             DispatcherEvent::Home(home) => self.home(home, now_ns, actions),
             DispatcherEvent::Relaunch(step) => self.relaunch(step, actions),
+            DispatcherEvent::LaneLost(lane) => self.lose_lane(lane, now_ns, actions),
         }
         self.count_pages();
     }
@@ -258,22 +271,21 @@ impl Dispatcher {
         self.stats.pages_used_max = self.stats.pages_used_max.max(used);
     }
 
-    fn submit(&mut self, mut prompt: Prompt, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
-        let id = prompt.id;
+    /// Takes a prompt at time `now_ns` and gives it a name. Exactly one `Finish` follows.
+    pub fn submit(&mut self, mut prompt: Prompt, now_ns: u64) -> Result<PromptId, Rejection> {
         let tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
         if tokens == 0 || prompt.tokens_max == 0 {
-            return actions.push(DispatcherAction::Reject(id, Rejection::Empty));
+            return Err(Rejection::Empty);
         }
         if tokens >= self.positions_max {
-            let rejection = Rejection::TooLong { tokens, positions_max: self.positions_max };
-            return actions.push(DispatcherAction::Reject(id, rejection));
+            return Err(Rejection::TooLong { tokens, positions_max: self.positions_max });
         }
         prompt.tokens_max = prompt.tokens_max.min(self.positions_max - tokens);
-        let age = self.age_next;
-        self.age_next += 1;
-        let previous = self.entries.insert(id, Entry::new(prompt, age, now_ns));
-        assert!(previous.is_none(), "prompt {id:?} was submitted twice");
-        self.queue.insert(age, id);
+        let id = PromptId(self.submitted);
+        self.submitted += 1;
+        self.queue.insert((prompt.priority, id));
+        self.entries.insert(id, Entry::new(id, prompt, now_ns));
+        Ok(id)
     }
 
     fn stop(
@@ -359,7 +371,7 @@ impl Dispatcher {
     ) {
         self.unseat(id);
         let entry = self.entries.remove(&id).expect("the caller has it");
-        self.queue.remove(&entry.age);
+        self.queue.remove(&entry.rank());
         let stats = &mut self.stats;
         stats.prompts += 1;
         stats.prompt_tokens += entry.prompt.tokens.len() as u64;
@@ -391,14 +403,35 @@ impl Dispatcher {
     }
 
     /// Drops a prompt's context; its tokens are kept and it waits to be seated again.
-    fn preempt(&mut self, id: PromptId) {
+    fn drop_context(&mut self, id: PromptId) {
         let entry = &self.entries[&id];
         let computed = entry.seat.as_ref().map_or(0, |seat| seat.computed);
-        let age = entry.age;
-        self.stats.preemptions += 1;
+        self.queue.insert(entry.rank());
         self.stats.rows_recomputed += u64::from(computed);
         self.unseat(id);
-        self.queue.insert(age, id);
+    }
+
+    /// Gives up everything on a lane, for good. Its steps in the air no longer count: what is left
+    /// of them finds no shard that waits for it.
+    fn lose_lane(&mut self, lane: u32, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
+        self.lanes[lane as usize].lost = true;
+        let shards = self.shards.iter_mut().filter(|(shard, _)| shard.lane == lane);
+        let mut seated = Vec::new();
+        for (_, state) in shards {
+            state.in_air = false;
+            state.aboard.clear();
+            seated.extend_from_slice(&state.seated);
+        }
+        for id in seated {
+            let entry = self.entries.get_mut(&id).expect("seated prompts have an entry");
+            entry.seat.as_mut().expect("it is on the lane").rows_in_air = 0;
+            if entry.stop_after.is_some() {
+                self.finish(id, Finish::Stop, now_ns, actions);
+            } else {
+                self.stats.prompts_lost += 1;
+                self.drop_context(id);
+            }
+        }
     }
 
     /// Pages a prompt is expected to need in the end.

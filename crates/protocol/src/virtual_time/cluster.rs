@@ -1,7 +1,7 @@
 //! Nodes, links and the event heap.
 
 use super::model;
-use super::setting::{Costs, Failure, Garble, Link, Mishap, Report, Topology};
+use super::setting::{Costs, Death, Failure, Garble, Link, Mishap, Report, Topology};
 use crate::dispatcher::{Dispatcher, DispatcherAction, DispatcherEvent};
 use crate::message::{Attend, Attended, Home, Launch};
 use crate::prompt::{Completion, Prompt, PromptId};
@@ -32,11 +32,27 @@ impl Message {
 }
 
 enum Event {
+    /// A prompt is submitted; its place among all of them.
+    Submit(usize, Prompt),
     Dispatcher(DispatcherEvent),
+    Dies {
+        slice: usize,
+        lane: u32,
+    },
     Arrival(Message),
-    Garbled { slice: usize, attend: Attend, garble: Garble },
-    Tier1Computed { slice: usize },
-    Tier2Computed { slice: usize, lane: u32, values: Vec<u64> },
+    Garbled {
+        slice: usize,
+        attend: Attend,
+        garble: Garble,
+    },
+    Tier1Computed {
+        slice: usize,
+    },
+    Tier2Computed {
+        slice: usize,
+        lane: u32,
+        values: Vec<u64>,
+    },
 }
 
 /// What Tier 1 keeps for a step, a value for each row.
@@ -73,8 +89,11 @@ struct Cluster<'a, C> {
     /// before it starts, so they start at the end of the moment.
     stirred: BTreeSet<usize>,
     tier2: BTreeMap<(usize, u32), Tier2>,
-    completions: BTreeMap<PromptId, Completion>,
-    watched: BTreeMap<PromptId, Vec<u32>>,
+    /// The prompts' places, by the names that the dispatcher gave them.
+    places: HashMap<PromptId, usize>,
+    dead: BTreeSet<(usize, u32)>,
+    completions: BTreeMap<usize, Completion>,
+    watched: BTreeMap<usize, Vec<u32>>,
     stale: u64,
     refused: u64,
 }
@@ -86,7 +105,7 @@ pub fn run<C: Costs>(
     costs: &mut C,
 ) -> Result<Report, Failure> {
     let config = &topology.dispatcher;
-    let slots = config.flights * config.rows_per_lane;
+    let slots = config.flights * config.batch;
     let mut first_layer = 0;
     let mut tier1 = Vec::new();
     let mut tier2 = BTreeMap::new();
@@ -111,13 +130,20 @@ pub fn run<C: Costs>(
         tier1,
         stirred: BTreeSet::new(),
         tier2,
+        places: HashMap::new(),
+        dead: BTreeSet::new(),
         completions: BTreeMap::new(),
         watched: BTreeMap::new(),
         stale: 0,
         refused: 0,
     };
-    for (time_ns, prompt) in prompts {
-        cluster.schedule(time_ns, Event::Dispatcher(DispatcherEvent::Submit(prompt)));
+    for (place, (time_ns, prompt)) in prompts.into_iter().enumerate() {
+        cluster.schedule(time_ns, Event::Submit(place, prompt));
+    }
+    for &Death { slice, lane, at_ns, noticed_ns } in &topology.deaths {
+        cluster.schedule(at_ns, Event::Dies { slice, lane });
+        let lost = Event::Dispatcher(DispatcherEvent::LaneLost(lane));
+        cluster.schedule(at_ns + noticed_ns, lost);
     }
     cluster.drive()
 }
@@ -183,7 +209,19 @@ impl<C: Costs> Cluster<'_, C> {
 
     fn handle(&mut self, event: Event) -> Result<(), Failure> {
         match event {
-            Event::Dispatcher(event) => return self.dispatch(event),
+            Event::Submit(place, prompt) => {
+                let id = self.dispatcher.submit(prompt, self.now_ns).map_err(Failure::Rejected)?;
+                self.places.insert(id, place);
+                return self.dispatch(None);
+            }
+            Event::Dispatcher(event) => {
+                if let DispatcherEvent::LaneLost(lane) = event {
+                    self.tier1.iter_mut().for_each(|tier1| tier1.node.lose_lane(lane));
+                    self.stirred.extend(0..self.tier1.len());
+                }
+                return self.dispatch(Some(event));
+            }
+            Event::Dies { slice, lane } => _ = self.dead.insert((slice, lane)),
             Event::Arrival(message) => return self.arrive(message),
             Event::Garbled { slice, attend, garble } => {
                 let worker = self.worker(slice, attend.step.shard.lane);
@@ -201,6 +239,7 @@ impl<C: Costs> Cluster<'_, C> {
                 }
                 self.stirred.insert(slice);
             }
+            Event::Tier2Computed { slice, lane, .. } if self.dead.contains(&(slice, lane)) => {}
             Event::Tier2Computed { slice, lane, values } => {
                 let attended = self.worker(slice, lane).node.computed();
                 let rows = values.len();
@@ -226,12 +265,15 @@ impl<C: Costs> Cluster<'_, C> {
             }
             Message::Attend { slice, attend, values } => {
                 let lane = attend.step.shard.lane;
+                if self.dead.contains(&(slice, lane)) {
+                    return Ok(());
+                }
                 let taken = self.worker(slice, lane).node.take(attend, values);
                 let taken = taken.map_err(|error| Failure::Refused(error.to_string()))?;
                 self.tier2_start(slice, lane);
                 taken
             }
-            Message::Home(home) => return self.dispatch(DispatcherEvent::Home(home)),
+            Message::Home(home) => return self.dispatch(Some(DispatcherEvent::Home(home))),
         };
         self.stale += u64::from(!news);
         Ok(())
@@ -241,8 +283,8 @@ impl<C: Costs> Cluster<'_, C> {
         self.tier2.get_mut(&(slice, lane)).expect("lanes exist on every slice")
     }
 
-    fn dispatch(&mut self, event: DispatcherEvent) -> Result<(), Failure> {
-        let mut events = vec![event];
+    fn dispatch(&mut self, event: Option<DispatcherEvent>) -> Result<(), Failure> {
+        let mut events = Vec::from_iter(event);
         let mut actions = Vec::new();
         // A watcher's stop comes before the next launch, as it does in a job.
         while let Some(event) = events.pop() {
@@ -268,23 +310,21 @@ impl<C: Costs> Cluster<'_, C> {
             }
             DispatcherAction::Finish(completion) => {
                 let id = completion.id;
-                if self.completions.insert(id, completion).is_some() {
+                if self.completions.insert(self.places[&id], completion).is_some() {
                     return Err(Failure::Twice(id));
                 }
             }
             DispatcherAction::Token(id, generated) => {
-                let seen = self.watched.entry(id).or_default();
+                let place = self.places[&id];
+                let seen = self.watched.entry(place).or_default();
                 seen.push(generated.token);
-                if let Some(stop) = self.costs.watch(id, seen.len()) {
+                if let Some(stop) = self.costs.watch(place, seen.len()) {
                     let event = DispatcherEvent::Stop(id, stop.kept);
                     match stop.after_ns {
                         0 => stops.push(event),
                         later_ns => self.schedule(self.now_ns + later_ns, Event::Dispatcher(event)),
                     }
                 }
-            }
-            DispatcherAction::Reject(id, rejection) => {
-                return Err(Failure::Refused(format!("{id:?}: {rejection:?}")));
             }
         }
         Ok(())

@@ -9,4 +9,4 @@ pub mod model;
 mod setting;
 
 pub use cluster::run;
-pub use setting::{Costs, Failure, Garble, Link, Mishap, Report, Stop, Topology};
+pub use setting::{Costs, Death, Failure, Garble, Link, Mishap, Report, Stop, Topology};

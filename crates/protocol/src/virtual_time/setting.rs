@@ -1,7 +1,7 @@
 //! What a simulated run is given and what it comes to: the cluster's shape, what things cost, what goes
 //! wrong, the outcome.
 
-use crate::dispatcher::{DispatcherConfig, DispatcherStats};
+use crate::dispatcher::{DispatcherConfig, DispatcherStats, Rejection};
 use crate::prompt::{Completion, PromptId};
 use crate::tier1::Tier1Work;
 use glinthawk_flight::Row;
@@ -16,6 +16,21 @@ pub struct Topology {
     pub tier1_rows_max: usize,
     /// The dispatcher's part; its lanes are every slice's Tier-2 nodes.
     pub dispatcher: DispatcherConfig,
+    /// Tier-2 nodes that die.
+    pub deaths: Vec<Death>,
+}
+
+/// A Tier-2 node dies: it takes and sends nothing any more.
+#[derive(Clone, Copy, Debug)]
+pub struct Death {
+    /// Its slice.
+    pub slice: usize,
+    /// Its lane.
+    pub lane: u32,
+    /// When.
+    pub at_ns: u64,
+    /// How much later the others know of it.
+    pub noticed_ns: u64,
 }
 
 /// What things cost, in nanoseconds of virtual time. Called in the order of events, so that a
@@ -31,8 +46,8 @@ pub trait Costs {
     fn mishap(&mut self, _link: Link) -> Option<Mishap> {
         None
     }
-    /// What the watcher of a prompt does when it has seen this many tokens.
-    fn watch(&mut self, _id: PromptId, _seen: usize) -> Option<Stop> {
+    /// What the watcher of a prompt, counted from 0, does when it has seen this many tokens.
+    fn watch(&mut self, _prompt: usize, _seen: usize) -> Option<Stop> {
         None
     }
 }
@@ -98,8 +113,8 @@ pub enum Link {
 
 /// What a run came to.
 pub struct Report {
-    /// One for each prompt.
-    pub completions: BTreeMap<PromptId, Completion>,
+    /// One for each prompt, counted from 0.
+    pub completions: BTreeMap<usize, Completion>,
     /// The dispatcher's counters.
     pub stats: DispatcherStats,
     /// Virtual time at the end.
@@ -107,7 +122,7 @@ pub struct Report {
     /// Events handled.
     pub events: u64,
     /// The tokens of watched prompts, as they were reported.
-    pub watched: BTreeMap<PromptId, Vec<u32>>,
+    pub watched: BTreeMap<usize, Vec<u32>>,
     /// Messages that nodes found to be old news.
     pub stale: u64,
     /// Messages that Tier-2 nodes refused, as they must.
@@ -125,4 +140,6 @@ pub enum Failure {
     Accepted(Garble),
     /// A prompt got a second result.
     Twice(PromptId),
+    /// A prompt was turned away.
+    Rejected(Rejection),
 }
