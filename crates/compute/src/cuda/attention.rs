@@ -4,7 +4,6 @@
 use super::module::MANY_WARPS;
 use bytemuck::{Pod, Zeroable};
 use glinthawk_flight::Row;
-use std::ops::Range;
 
 /// Positions of a split; as in attention.cu.
 const SPLIT: usize = 1024;
@@ -12,20 +11,35 @@ const SPLIT: usize = 1024;
 const WARP_PAIRS: usize = 16;
 /// Pairs that a block handles whose warps share keys and values.
 const MANY_PAIRS: usize = MANY_WARPS * WARP_PAIRS;
-/// Marks a unit whose tile has one split only.
+/// Marks a unit that is a whole tile.
 const NO_PARTIAL: u32 = u32::MAX;
 
-/// A tile and one of its splits.
+/// A tile, whole or one of its splits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Unit {
     first_row: u32,
     rows: u32,
+    slot: u32,
+    /// Of the first row.
+    position: u32,
     split: u32,
+    /// Pairs with partials before it.
     partial: u32,
 }
 
-/// A tile of several splits.
+impl Unit {
+    /// Positions that its tile's last row attends to.
+    fn end(&self) -> usize {
+        (self.position + self.rows) as usize
+    }
+
+    fn splits(&self) -> usize {
+        self.end().div_ceil(SPLIT)
+    }
+}
+
+/// A tile whose splits are units of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Combined {
@@ -35,25 +49,20 @@ pub(super) struct Combined {
     partial: u32,
 }
 
-impl Combined {
-    /// Rows of the tile.
-    pub(super) fn rows(&self) -> u32 {
-        self.rows
-    }
+/// What a step's attention is cut for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    /// Query heads that share a key head.
+    pub(super) group: usize,
+    /// Key heads; each makes work of every unit.
+    pub(super) kv_heads: usize,
+    /// Multiprocessors of the device.
+    pub(super) processors: usize,
+    /// Pairs of row and query head for whose partials there is room.
+    pub(super) partials: usize,
 }
 
-/// Units whose partials fit the workspace together.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wave {
-    /// Of [`Tiling::many`].
-    pub(super) many: Range<usize>,
-    /// Of [`Tiling::few`].
-    pub(super) few: Range<usize>,
-    /// Of [`Tiling::combined`].
-    pub(super) combined: Range<usize>,
-}
-
-/// A step's attention.
+/// A step's attention. Units come longest first.
 #[derive(Debug, Default)]
 pub(super) struct Tiling {
     /// Units of many pairs.
@@ -62,95 +71,72 @@ pub(super) struct Tiling {
     pub(super) few: Vec<Unit>,
     /// Tiles whose splits are to be combined.
     pub(super) combined: Vec<Combined>,
-    /// What is launched together.
-    pub(super) waves: Vec<Wave>,
-    /// Pairs with partials in the wave at hand.
-    partial: usize,
-}
-
-/// Splits of a context of so many positions.
-fn splits(positions: usize) -> usize {
-    positions.div_ceil(SPLIT)
-}
-
-/// Pairs with partials that any one tile can have in contexts of up to `context_max` positions.
-pub(super) fn partials_of_a_tile(group: usize, context_max: usize) -> usize {
-    MANY_PAIRS.max(group) * splits(context_max)
 }
 
 impl Tiling {
-    /// Cuts up a step's rows, in which a prompt's stand together by position. A query group has `group` heads;
-    /// a wave has partials for at most `partials_max` pairs.
-    pub(super) fn cut(&mut self, rows: &[Row], group: usize, partials_max: usize) {
-        for list in [&mut self.many, &mut self.few] {
-            list.clear();
-        }
-        self.combined.clear();
-        self.waves.clear();
-        self.waves.push(Wave::default());
-        self.partial = 0;
+    /// Cuts up a step's rows, in which a prompt's stand together by position.
+    pub(super) fn of(rows: &[Row], cut: &Cut) -> Self {
         let follows = |before: &Row, row: &Row| {
             row.slot == before.slot && row.position == before.position + 1
         };
-        let rows_max = (MANY_PAIRS / group).max(1);
-        let mut first = 0;
-        for run in rows.chunk_by(follows) {
-            for tile in run.chunks(rows_max) {
-                let end = tile.last().map_or(0, |row| row.position as usize + 1);
-                self.add(first, tile.len(), splits(end), group, partials_max);
-                first += tile.len();
-            }
+        let rows_max = (MANY_PAIRS / cut.group).max(1);
+        let mut tiles = Vec::new();
+        let mut first_row = 0;
+        for tile in rows.chunk_by(follows).flat_map(|run| run.chunks(rows_max)) {
+            let (rows, first) = (tile.len() as u32, tile[0]);
+            let (slot, position) = (first.slot, first.position);
+            tiles.push(Unit { first_row, rows, slot, position, split: 0, partial: NO_PARTIAL });
+            first_row += rows;
         }
-        self.end_wave();
+        tiles.sort_by_key(|tile| std::cmp::Reverse(tile.end()));
+        let is_few = |tile: &Unit| tile.rows as usize * cut.group <= WARP_PAIRS;
+        let (few, many): (Vec<Unit>, Vec<Unit>) = tiles.into_iter().partition(is_few);
+        let mut tiling = Self::default();
+        let mut partial = 0;
+        // With fewer blocks than these, too few bytes are under way; with more, partials cost more than they bring.
+        tiling.few = tiling.split(few, cut, cut.processors * 3 / 2, &mut partial);
+        tiling.many = tiling.split(many, cut, cut.processors / 2, &mut partial);
+        tiling
     }
 
-    fn add(
+    /// Splits the tiles that are longer than what each of `blocks` blocks has to do, as long as there is room.
+    fn split(
         &mut self,
-        first_row: usize,
-        rows: usize,
-        splits: usize,
-        group: usize,
-        partials_max: usize,
-    ) {
-        let pairs = rows * group;
-        let partials = if splits > 1 { pairs * splits } else { 0 };
-        assert!(partials <= partials_max, "a tile's partials fit the workspace");
-        if self.partial + partials > partials_max {
-            self.end_wave();
-            self.waves.push(Wave {
-                many: self.many.len()..0,
-                few: self.few.len()..0,
-                combined: self.combined.len()..0,
-            });
-            self.partial = 0;
+        tiles: Vec<Unit>,
+        cut: &Cut,
+        blocks: usize,
+        partial: &mut usize,
+    ) -> Vec<Unit> {
+        let total: usize = tiles.iter().map(Unit::splits).sum::<usize>() * cut.kv_heads;
+        let mut units = Vec::with_capacity(tiles.len());
+        for tile in tiles {
+            let (pairs, splits) = (tile.rows as usize * cut.group, tile.splits());
+            let fits = *partial + pairs * splits <= cut.partials;
+            if splits == 1 || splits * blocks <= total || !fits {
+                units.push(tile);
+                continue;
+            }
+            let Unit { first_row, rows, .. } = tile;
+            let (splits, start) = (splits as u32, *partial as u32);
+            self.combined.push(Combined { first_row, rows, splits, partial: start });
+            let partial_of = |split| start + split * pairs as u32;
+            units.extend((0..splits).map(|split| Unit {
+                split,
+                partial: partial_of(split),
+                ..tile
+            }));
+            *partial += pairs * splits as usize;
         }
-        let (first_row, rows) = (first_row as u32, rows as u32);
-        for split in 0..splits {
-            let partial = match splits {
-                1 => NO_PARTIAL,
-                _ => (self.partial + split * pairs) as u32,
-            };
-            let unit = Unit { first_row, rows, split: split as u32, partial };
-            if pairs <= WARP_PAIRS { self.few.push(unit) } else { self.many.push(unit) }
-        }
-        if splits > 1 {
-            let partial = self.partial as u32;
-            self.combined.push(Combined { first_row, rows, splits: splits as u32, partial });
-        }
-        self.partial += partials;
-    }
-
-    fn end_wave(&mut self) {
-        let wave = self.waves.last_mut().expect("there is one from the start");
-        wave.many.end = self.many.len();
-        wave.few.end = self.few.len();
-        wave.combined.end = self.combined.len();
+        units
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ops::Range;
+
+    const CUT: Cut = Cut { group: 4, kv_heads: 2, processors: 100, partials: 1000 };
 
     fn rows(prompts: &[(u32, Range<u32>)]) -> Vec<Row> {
         let row = |slot, position| Row { slot, position, page: 0, token: 0 };
@@ -163,8 +149,7 @@ mod tests {
     #[test]
     fn every_row_is_in_one_tile() {
         let rows = rows(&[(0, 5..6), (1, 0..200), (2, 1020..1030), (3, 3000..3001), (3, 7..9)]);
-        let mut tiling = Tiling::default();
-        tiling.cut(&rows, 4, 1000);
+        let tiling = Tiling::of(&rows, &CUT);
         let mut tiles: Vec<(u32, u32)> = [&tiling.many[..], &tiling.few[..]]
             .concat()
             .iter()
@@ -181,15 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn waves_hold_no_more_partials_than_fit() {
-        let prompts: Vec<(u32, Range<u32>)> = (0..9).map(|slot| (slot, 2000..2001)).collect();
-        let mut tiling = Tiling::default();
-        tiling.cut(&rows(&prompts), 4, 20);
-        assert_eq!(tiling.waves.len(), 5, "two tiles of eight partials each in a wave");
-        for wave in &tiling.waves {
-            let partials = tiling.combined[wave.combined.clone()].iter();
-            assert!(partials.clone().all(|tile| tile.partial + 8 <= 20));
-            assert_eq!(wave.few.len(), 2 * wave.combined.len());
-        }
+    fn tiles_are_split_while_there_is_room_and_need() {
+        let prompts: Vec<(u32, Range<u32>)> = (0..90).map(|slot| (slot, 2000..2001)).collect();
+        let tiling = Tiling::of(&rows(&prompts[..9]), &Cut { partials: 20, ..CUT });
+        assert_eq!(tiling.combined.len(), 2, "two tiles of eight partials each");
+        assert_eq!(tiling.few.len(), 9 + 2);
+        let tiling = Tiling::of(&rows(&prompts), &CUT);
+        assert_eq!(tiling.few.len(), 90, "180 blocks keep 100 processors busy");
     }
 }

@@ -135,11 +135,24 @@ impl CudaDevice {
         Ok(free as u64)
     }
 
+    /// Whether four warps can multiply together: compute capability 9.0 and no other.
+    pub(super) fn is_hopper(&self) -> bool {
+        self.capability == (9, 0)
+    }
+
     /// Shared memory that a block can have.
     pub(super) fn shared_bytes(&self) -> Result<usize, ComputeError> {
-        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        let bytes = self.context.attribute(attribute).map_err(self.failed("ask for its shape"))?;
-        Ok(bytes as usize)
+        self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+    }
+
+    /// Multiprocessors.
+    pub(super) fn processors(&self) -> Result<usize, ComputeError> {
+        self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+    }
+
+    fn attribute(&self, attribute: CUdevice_attribute) -> Result<usize, ComputeError> {
+        let value = self.context.attribute(attribute).map_err(self.failed("ask for its shape"))?;
+        Ok(value as usize)
     }
 
     /// Turns a driver's error into one that names the device and what was being done.

@@ -8,14 +8,17 @@ use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
 use glinthawk_model::ModelConfig;
 use std::sync::Arc;
 
-/// Positions that a warp attends to at a time; as in attention.cu.
-const BLOCK: usize = 32;
-/// Warps of a block that decodes, at most; each has its own stages.
-const FEW_WARPS_MAX: usize = 6;
-const FEW_STAGES: usize = 2;
-/// Warps of a block that shares keys and values.
+/// Bytes that the keys, or the values, of 64 positions take in shared memory for every 64 dimensions; as in attention.cu.
+const PANEL_BYTES: usize = 64 * 64 * 2;
+/// Keys and values that a warp which decodes has room for.
+const FEW_SLOTS: usize = 3;
+/// Warps of a block that shares keys and values; on Hopper four more fetch them.
 pub(super) const MANY_WARPS: usize = 8;
-const MANY_STAGES_MAX: usize = 3;
+const HOPPER_WARPS: usize = MANY_WARPS + 4;
+/// Keys with values that such a block has room for, at most.
+const MANY_STAGES_MAX: usize = 4;
+/// What Hopper's barriers take.
+const BARRIER_BYTES: usize = 128;
 /// Threads of a warp.
 const WARP: u32 = 32;
 
@@ -23,6 +26,7 @@ const NORM_THREADS: u32 = 256;
 const ROTATE_THREADS: u32 = 128;
 const ARGMAX_THREADS: u32 = 512;
 const SAMPLE_THREADS: u32 = 1024;
+const COMBINE_THREADS: u32 = 256;
 /// Blocks that share the heads of a row, four heads at a time each.
 pub(super) const ROTATE_BLOCKS: u32 = 4;
 
@@ -56,14 +60,22 @@ pub(super) struct Module {
     pub(super) attend_many: Kernel,
     pub(super) attend_few: Kernel,
     pub(super) combine: Kernel,
-    /// Units that a block of `attend_few` handles.
-    pub(super) few_warps: u32,
+    /// Blocks of `attend_many` at most: each of them goes on to the next unit where it is Hopper's.
+    pub(super) many_blocks: u32,
+}
+
+/// Whether `attend_many` is Hopper's, given that the device is.
+fn fits_hopper(config: &ModelConfig) -> bool {
+    config.head_dim.is_multiple_of(64) && config.head_dim <= 128
 }
 
 /// Compiles the kernels; an error is the compiler's.
-fn compile(options: Vec<String>) -> Result<Ptx, String> {
+fn compile(options: Vec<String>, hopper: bool) -> Result<Ptx, String> {
+    let many =
+        if hopper { include_str!("attend_hopper.cu") } else { include_str!("attend_many.cu") };
     let source =
-        concat!(include_str!("step.cu"), include_str!("attention.cu"), include_str!("sample.cu"));
+        [include_str!("step.cu"), include_str!("attention.cu"), many, include_str!("sample.cu")];
+    let source = source.concat();
     let options = CompileOptions { options, ..CompileOptions::default() };
     compile_ptx_with_opts(source, options).map_err(|error| match error {
         CompileError::CompileError { log, .. } => log.to_string_lossy().into_owned(),
@@ -71,13 +83,8 @@ fn compile(options: Vec<String>) -> Result<Ptx, String> {
     })
 }
 
-/// The compiler's options for an architecture and a model's shape, with so many warps and stages.
-fn options(
-    config: &ModelConfig,
-    architecture: &str,
-    few_warps: usize,
-    many_stages: usize,
-) -> Vec<String> {
+/// The compiler's options for an architecture and a model's shape.
+fn options(config: &ModelConfig, architecture: &str, many_stages: usize) -> Vec<String> {
     // exp(x) is computed as 2^(x · log2 e).
     let score_scale = std::f64::consts::LOG2_E / (config.head_dim as f64).sqrt();
     let macros = [
@@ -90,8 +97,7 @@ fn options(
         ("NORM_EPS", format!("{:e}", config.norm_eps)),
         ("WINDOW", config.sliding_window.unwrap_or(0).to_string()),
         ("SCORE_SCALE", format!("{score_scale:e}")),
-        ("FEW_WARPS", few_warps.to_string()),
-        ("FEW_STAGES", FEW_STAGES.to_string()),
+        ("FEW_SLOTS", FEW_SLOTS.to_string()),
         ("MANY_WARPS", MANY_WARPS.to_string()),
         ("MANY_STAGES", many_stages.to_string()),
     ];
@@ -104,21 +110,25 @@ fn options(
 impl Module {
     /// Compiles and loads the kernels for a model's shape.
     pub(super) fn new(device: &CudaDevice, config: &ModelConfig) -> Result<Self, ComputeError> {
-        let stage_bytes = 2 * BLOCK * (config.head_dim + 8) * 2;
+        let slot_bytes = config.head_dim.div_ceil(64) * PANEL_BYTES;
         let shared_bytes = device.shared_bytes()?;
-        let few_warps = (shared_bytes / (FEW_STAGES * stage_bytes)).min(FEW_WARPS_MAX);
-        let many_stages = (shared_bytes / stage_bytes).min(MANY_STAGES_MAX);
-        if few_warps == 0 || many_stages < 2 {
+        let many_stages = (shared_bytes / (2 * slot_bytes)).min(MANY_STAGES_MAX);
+        if shared_bytes < FEW_SLOTS * slot_bytes {
             let what = format!("head_dim {} on this GPU", config.head_dim);
             return Err(ComputeError::Shape { what });
         }
-        let options = options(config, &device.architecture(), few_warps, many_stages);
-        let ptx = compile(options).map_err(|reason| device.error("compile its kernels", reason))?;
+        let hopper = device.is_hopper() && fits_hopper(config);
+        let architecture = device.architecture() + if hopper { "a" } else { "" };
+        let ptx = compile(options(config, &architecture, many_stages), hopper)
+            .map_err(|reason| device.error("compile its kernels", reason))?;
         let module = device.context.load_module(ptx).map_err(device.failed("load its kernels"))?;
         let kernel = |name, threads, shared_bytes: usize| {
             Kernel::load(device, &module, name, threads, shared_bytes as u32)
         };
-        let few_threads = few_warps as u32 * WARP;
+        let (many_warps, many_blocks) = match hopper {
+            true => (HOPPER_WARPS, device.processors()? as u32),
+            false => (MANY_WARPS, u32::MAX),
+        };
         Ok(Self {
             bind_pages: kernel("bind_pages", WARP, 0)?,
             embed: kernel("embed", 256, 0)?,
@@ -129,12 +139,12 @@ impl Module {
             sample: kernel("sample", SAMPLE_THREADS, 0)?,
             attend_many: kernel(
                 "attend_many",
-                MANY_WARPS as u32 * WARP,
-                many_stages * stage_bytes,
+                many_warps as u32 * WARP,
+                many_stages * 2 * slot_bytes + if hopper { BARRIER_BYTES } else { 0 },
             )?,
-            attend_few: kernel("attend_few", few_threads, few_warps * FEW_STAGES * stage_bytes)?,
-            combine: kernel("combine", config.head_dim as u32, 0)?,
-            few_warps: few_warps as u32,
+            attend_few: kernel("attend_few", WARP, FEW_SLOTS * slot_bytes)?,
+            combine: kernel("combine", COMBINE_THREADS, 0)?,
+            many_blocks,
             device: device.clone(),
         })
     }
@@ -244,10 +254,15 @@ mod tests {
         load(&folder, "libnvrtc.so");
         let config = ModelConfig::shape("llama3-8b").expect("a known shape");
         let windowed = ModelConfig { sliding_window: Some(4096), head_dim: 256, ..config.clone() };
-        for (config, architecture) in
-            [(&config, "sm_80"), (&config, "sm_90"), (&config, "sm_100"), (&windowed, "sm_90")]
-        {
-            if let Err(complaint) = compile(options(config, architecture, 2, 2)) {
+        for (config, architecture) in [
+            (&config, "sm_80"),
+            (&config, "sm_90"),
+            (&config, "sm_90a"),
+            (&config, "sm_100"),
+            (&windowed, "sm_90"),
+        ] {
+            let hopper = architecture == "sm_90a";
+            if let Err(complaint) = compile(options(config, architecture, 2), hopper) {
                 panic!("for {architecture}: {complaint}");
             }
         }

@@ -1,7 +1,7 @@
 //! A model on a device, and a whole step of it: tokens in, tokens out. Nothing visits the host in between.
 
 use super::PAGE;
-use super::attention::{Tiling, partials_of_a_tile};
+use super::attention::{Combined, Cut, Tiling, Unit};
 use super::device::CudaDevice;
 use super::module::{Arg, Module, ROTATE_BLOCKS};
 use super::pick::{Draw, LIST_WORDS_PER_ROW, Ways};
@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex};
 
 /// Rows whose logits are made at a time.
 const LOGIT_ROWS: usize = 256;
-/// Memory for the partial results of attention, unless one tile needs more.
-const PARTIAL_BYTES: usize = 256 << 20;
+/// Memory for the partial results of attention.
+const PARTIAL_BYTES: usize = 64 << 20;
 
 /// What a model's buffers are made for.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ pub struct CudaModel {
     /// (positions, 2, head_dim / 2): cosines, then sines
     angles: CudaSlice<f32>,
     activations: Activations,
-    partials_max: usize,
+    cut: Cut,
     tiling: Tiling,
     /// For sampling on the host.
     threads: Arc<Threads>,
@@ -110,7 +110,6 @@ impl CudaModel {
             + 2 * (config.hidden + 2 * config.query_width() + config.feed_forward)
             + 2 * config.qkv_width().max(2 * config.feed_forward);
         let logits = 4 * LOGIT_ROWS * config.vocab;
-        let partials = partials_max(config, limits) * config.kv_heads * (config.head_dim + 2) * 4;
         let table = 4 * limits.slots * limits.context.div_ceil(PAGE);
         let angles = 4 * limits.context * config.head_dim;
         // The products' workspace, the context of the driver, and what fragments.
@@ -118,7 +117,7 @@ impl CudaModel {
         2 * config.parameter_count()
             + limits.rows * row
             + logits
-            + partials
+            + PARTIAL_BYTES
             + table
             + angles
             + spare
@@ -162,8 +161,16 @@ impl CudaModel {
         let pages = pages.collect::<Result<_, _>>()?;
         let draw_words = size_of::<Draw>() / size_of::<u32>();
         let words_per_row = 4 + draw_words + 1 + LIST_WORDS_PER_ROW;
-        let words = words_per_row * limits.rows + 2 * 4 * units_max(&config, &limits);
-        let partials_max = partials_max(&config, &limits);
+        let cut = Cut {
+            group: config.heads / config.kv_heads,
+            kv_heads: config.kv_heads,
+            processors: device.processors()?,
+            partials: PARTIAL_BYTES / (config.kv_heads * (config.head_dim + 2) * size_of::<f32>()),
+        };
+        // Each row can be a tile, and each pair with a partial a split.
+        let units = size_of::<Unit>() * (limits.rows + cut.partials / cut.group)
+            + size_of::<Combined>() * limits.rows;
+        let words = words_per_row * limits.rows + units / size_of::<u32>();
         let pinned = |len| {
             // SAFETY: what is read was written before.
             let memory = unsafe { device.context.alloc_pinned_with_flags(len, 0) };
@@ -182,8 +189,8 @@ impl CudaModel {
             pages,
             tables: allocate(device, "page tables", limits.slots * limits.context.div_ceil(PAGE))?,
             angles: upload(device, &angles)?,
-            activations: Activations::new(device, &config, &limits, partials_max)?,
-            partials_max,
+            activations: Activations::new(device, &config, &limits, cut.partials)?,
+            cut,
             tiling: Tiling::default(),
             staging: pinned(words)?,
             inputs: allocate(device, "a step's inputs", words)?,
@@ -264,8 +271,7 @@ impl CudaModel {
 
     /// Sends what a step needs to know, in one copy.
     fn send(&mut self, rows: &[Row], ways: &Ways, picked: &[u32]) -> Result<Inputs, ComputeError> {
-        let group = self.config.heads / self.config.kv_heads;
-        self.tiling.cut(rows, group, self.partials_max);
+        self.tiling = Tiling::of(rows, &self.cut);
         let failed = || self.device.failed("send a step to it");
         let staging = self.staging.as_mut_slice().map_err(failed())?;
         let mut used = 0;
@@ -335,40 +341,28 @@ impl CudaModel {
     }
 
     fn attend(&self, pages: u64, inputs: &Inputs) -> Result<(), ComputeError> {
-        let module = &self.module;
-        let act = &self.activations;
+        let (module, act) = (&self.module, &self.activations);
         let address_of = |slice: &CudaSlice<bf16>| address(slice, &self.device);
         let float = |slice: &CudaSlice<f32>| address(slice, &self.device);
         let kv_heads = self.config.kv_heads as u32;
-        let group = (self.config.heads / self.config.kv_heads) as u32;
-        let stride = Arg::Number(self.limits.context.div_ceil(PAGE) as u32);
-        let before =
-            [inputs.rows, address_of(&act.query), pages, address(&self.tables, &self.device)];
-        let before = before.map(Arg::Address);
+        let stride = self.limits.context.div_ceil(PAGE) as u32;
         let (attended, out, sums) =
             (address_of(&act.attended), float(&act.partial_out), float(&act.partial_sums));
+        let tables = address(&self.tables, &self.device);
+        let before = [address_of(&act.query), pages, tables].map(Arg::Address);
         let after = [attended, out, sums].map(Arg::Address);
-        let unit_bytes = 16;
-        for wave in &self.tiling.waves {
-            let many = Arg::Address(inputs.many + wave.many.start as u64 * unit_bytes);
-            let args = [&[many][..], &before, &[stride], &after].concat();
-            module.launch(&module.attend_many, (wave.many.len() as u32, kv_heads, 1), &args)?;
-            let few = Arg::Address(inputs.few + wave.few.start as u64 * unit_bytes);
-            let count = wave.few.len() as u32;
-            let args = [&[few, Arg::Number(count)][..], &before, &[stride], &after].concat();
-            let blocks = count.div_ceil(module.few_warps);
-            module.launch(&module.attend_few, (blocks, kv_heads, 1), &args)?;
-            let combined = inputs.combined + wave.combined.start as u64 * unit_bytes;
-            let args = [combined, out, sums, attended].map(Arg::Address);
-            let pairs = self.tiling.combined[wave.combined.clone()]
-                .iter()
-                .map(|tile| tile.rows() * group)
-                .max()
-                .unwrap_or(0);
-            let grid = (wave.combined.len() as u32, pairs, kv_heads);
-            module.launch(&module.combine, grid, &args)?;
-        }
-        Ok(())
+        let shared = [&before[..], &[Arg::Number(stride)], &after].concat();
+
+        let count = self.tiling.many.len() as u32;
+        let args = [&[Arg::Address(inputs.many), Arg::Number(count)], &shared[..]].concat();
+        let blocks = (count * kv_heads).min(module.many_blocks);
+        module.launch(&module.attend_many, (blocks, 1, 1), &args)?;
+        let args = [&[Arg::Address(inputs.few)], &shared[..]].concat();
+        let blocks = self.tiling.few.len() as u32 * kv_heads;
+        module.launch(&module.attend_few, (blocks, 1, 1), &args)?;
+        let args = [inputs.combined, out, sums, attended].map(Arg::Address);
+        let grid = (self.tiling.combined.len() as u32, kv_heads, 1);
+        module.launch(&module.combine, grid, &args)
     }
 
     /// Logits of the rows that end in a token, some at a time; and the tokens.
@@ -531,19 +525,6 @@ fn shapes(config: &ModelConfig) -> [Shape; 4] {
 
 fn classifier(config: &ModelConfig) -> Shape {
     Shape { outputs: config.vocab, inputs: config.hidden, into: Into::F32 }
-}
-
-/// Pairs of row and head that can have partial results at a time.
-fn partials_max(config: &ModelConfig, limits: &StepLimits) -> usize {
-    let one = config.kv_heads * (config.head_dim + 2) * size_of::<f32>();
-    let group = config.heads / config.kv_heads;
-    (PARTIAL_BYTES / one).max(partials_of_a_tile(group, limits.context))
-}
-
-/// Units that a step can have: each row a tile of its own, with all splits of the longest context.
-fn units_max(config: &ModelConfig, limits: &StepLimits) -> usize {
-    let group = config.heads / config.kv_heads;
-    limits.rows * (partials_of_a_tile(group, limits.context) / partials_of_a_tile(group, 1))
 }
 
 /// Fails for shapes whose rows are not aligned for vector loads.
