@@ -64,14 +64,6 @@ pub enum PlanError {
     /// The objective needs a figure that the cluster file does not give.
     #[error("{0}")]
     MissingFigure(String),
-    /// A plot could not be drawn.
-    #[error("cannot draw {name}: {message}")]
-    Plot {
-        /// The plot's file name.
-        name: String,
-        /// Why.
-        message: String,
-    },
 }
 
 impl PlanError {

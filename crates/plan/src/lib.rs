@@ -28,7 +28,6 @@ mod queue;
 mod quick;
 mod random;
 mod report;
-pub mod reproduce;
 mod search;
 pub mod shape;
 mod simulator;

@@ -1,11 +1,11 @@
 //! Throughput, time per token and traffic of the prototype's configurations.
 
-use crate::calculus::{Link, Traffic, egress_bits, inter_tier_transit};
-use crate::report::{Report, simulate};
+use glinthawk_plan::calculus::{Link, Traffic, egress_bits, inter_tier_transit};
+use glinthawk_plan::{Report, simulate};
 
-use super::batches::ON_16_T4;
-use super::calibration::{Anchors, CPU, LONGEST, PAIRS, RTT_MS, Testbed};
-use super::comparison::{Comparison, Section, Standing, Statement, Table, Test};
+use crate::batches::ON_16_T4;
+use crate::calibration::{Anchors, CPU, LONGEST, PAIRS, RTT_MS, Testbed};
+use crate::comparison::{Comparison, Section, Standing, Statement, Table, Test};
 
 /// The end-to-end configurations on 16 T4: with 0, 1, 2 and 3 CPU nodes each.
 #[derive(Clone, Debug)]

@@ -1,10 +1,10 @@
 //! The page is what the code writes; every number's standing is pinned, and so is why it has it.
 
-use super::calibration::{Anchors, LONGEST, PAIRS};
 use super::*;
-use crate::bound::Bottleneck;
-use crate::configuration::Rules;
-use crate::report::simulate;
+use crate::calibration::{Anchors, LONGEST, PAIRS};
+use glinthawk_plan::Bottleneck;
+use glinthawk_plan::Rules;
+use glinthawk_plan::simulate;
 
 fn reproduction() -> &'static Reproduction {
     static ONCE: std::sync::OnceLock<Reproduction> = std::sync::OnceLock::new();

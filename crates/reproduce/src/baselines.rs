@@ -1,11 +1,11 @@
 //! The other engines of the paper's comparison, as far as their layout decides: who holds which layers, who waits for whom.
 
-use crate::calculus::Link;
+use glinthawk_plan::calculus::Link;
 
-use super::batches::ON_16_T4;
-use super::calibration::{LONGEST, RTT_MS, Testbed};
-use super::comparison::{Section, Statement, Table};
-use super::prototype::Experiment;
+use crate::batches::ON_16_T4;
+use crate::calibration::{LONGEST, RTT_MS, Testbed};
+use crate::comparison::{Section, Statement, Table};
+use crate::prototype::Experiment;
 
 /// Ways to split the model over 16 T4 that the paper measured, all with the contexts of its single tier.
 struct Layout {

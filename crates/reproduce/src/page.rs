@@ -1,8 +1,8 @@
 //! The page `docs/reproduction.md`: what was found, how, part by part, what was tried.
 
-use super::calibration::Anchors;
-use super::comparison::{Comparison, Standing, Statement, Table, Test};
-use super::{Reproduction, Section};
+use crate::calibration::Anchors;
+use crate::comparison::{Comparison, Standing, Statement, Table, Test};
+use crate::{Reproduction, Section};
 
 const OPENING: &str = "# The paper's evaluation, reproduced
 

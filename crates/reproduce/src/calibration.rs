@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use crate::calculus::{Link, Traffic};
-use crate::candidate::Evaluation;
-use crate::catalogue::{Catalogue, Device, Efficiency};
-use crate::cluster::{Cluster, Pool};
-use crate::configuration::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
-use crate::error::PlanError;
-use crate::kernels::Kernels;
-use crate::report::simulate;
-use crate::search::{best_at, search};
-use crate::shape::{GIB, Shape};
-use crate::space::{Job, Settings, Space};
+use glinthawk_plan::Evaluation;
+use glinthawk_plan::Kernels;
+use glinthawk_plan::PlanError;
+use glinthawk_plan::calculus::{Link, Traffic};
+use glinthawk_plan::catalogue::{Catalogue, Device, Efficiency};
+use glinthawk_plan::shape::{GIB, Shape};
+use glinthawk_plan::simulate;
+use glinthawk_plan::{Cluster, Pool};
+use glinthawk_plan::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
+use glinthawk_plan::{Job, Settings, Space};
+use glinthawk_plan::{best_at, search};
 
-use super::prototype::{Experiment, Nodes, experiments, nodes};
+use crate::prototype::{Experiment, Nodes, experiments, nodes};
 
 /// The paper's numbers the rooflines are fitted to; everything else is held out or follows from these.
 pub(crate) struct Anchors;

@@ -1,11 +1,14 @@
 //! The paper's evaluation, regenerated: ours beside theirs wherever the text states a number.
 
+#![forbid(unsafe_code)]
+
 mod baselines;
 mod batches;
 mod calibration;
 mod comparison;
 mod contradictions;
 mod costs;
+mod error;
 mod examples;
 mod figures;
 mod page;
@@ -22,8 +25,7 @@ use std::path::Path;
 
 pub use calibration::Testbed;
 pub use comparison::{Comparison, Section, Standing, Statement, Table, Test};
-
-use crate::error::{PlanError, write_text};
+pub use error::ReproduceError;
 
 /// Everything the reproduction computes.
 #[derive(Clone, Debug)]
@@ -45,7 +47,7 @@ pub struct Reproduction {
 
 impl Reproduction {
     /// Calibrates, simulates and compares.
-    pub fn run() -> Result<Self, PlanError> {
+    pub fn run() -> Result<Self, ReproduceError> {
         let testbed = Testbed::calibrated()?;
         let runs = throughput::EndToEnd::simulated(&testbed);
         let traffic = throughput::traffic_rows(&testbed);
@@ -99,18 +101,20 @@ impl Reproduction {
     }
 
     /// Writes `reproduction.md` and its plots in `reproduction/` into `folder`.
-    pub fn write(&self, folder: &Path) -> Result<(), PlanError> {
+    pub fn write(&self, folder: &Path) -> Result<(), ReproduceError> {
         let plots = folder.join("reproduction");
-        std::fs::create_dir_all(&plots)
-            .map_err(|source| PlanError::Write { path: plots.display().to_string(), source })?;
+        let write = |path: &Path, text: &str| {
+            std::fs::write(path, text).map_err(ReproduceError::write(path))
+        };
+        std::fs::create_dir_all(&plots).map_err(ReproduceError::write(&plots))?;
         for (name, picture) in self.pictures()? {
-            write_text(&plots.join(format!("{name}.svg")), &picture)?;
+            write(&plots.join(format!("{name}.svg")), &picture)?;
         }
-        write_text(&folder.join("reproduction.md"), &page::markdown(self))
+        write(&folder.join("reproduction.md"), &page::markdown(self))
     }
 
     /// The plots by name, as SVG.
-    fn pictures(&self) -> Result<Vec<(&'static str, String)>, PlanError> {
+    fn pictures(&self) -> Result<Vec<(&'static str, String)>, ReproduceError> {
         let mut pictures = vec![
             figures::profile(&self.testbed)?,
             figures::end_to_end(&self.runs)?,

@@ -4,7 +4,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::error::PlanError;
+use crate::error::ReproduceError;
 
 const SIZE: (u32, u32) = (720, 420);
 const FONT: &str = "sans-serif";
@@ -36,8 +36,8 @@ pub(super) type Picture = (&'static str, String);
 pub(super) fn plot(
     name: &'static str,
     draw: impl FnOnce(&Area) -> Drawn,
-) -> Result<Picture, PlanError> {
-    let failed = |message: String| PlanError::Plot { name: name.to_owned(), message };
+) -> Result<Picture, ReproduceError> {
+    let failed = |message: String| ReproduceError::Plot { name: name.to_owned(), message };
     let mut picture = String::new();
     {
         let area = SVGBackend::with_string(&mut picture, SIZE).into_drawing_area();

@@ -1,10 +1,10 @@
 //! What hardware costs for its throughput: the prototype's configurations, and pairings of other hardware.
 
-use super::calibration::{
+use crate::calibration::{
     CPU, LONGEST, OVERSUBSCRIPTION, OVERSUBSCRIPTION_ALONE, PAIRS, Part, Testbed,
 };
-use super::comparison::{Comparison, Section, Standing, Statement, Table, Test};
-use crate::catalogue::Device;
+use crate::comparison::{Comparison, Section, Standing, Statement, Table, Test};
+use glinthawk_plan::catalogue::Device;
 
 /// Price of a node in the paper's text: the device with its share of a host.
 pub(crate) fn node_price(device: &Device) -> f64 {

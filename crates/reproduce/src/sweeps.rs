@@ -1,8 +1,8 @@
 //! Round trips between the tiers and longer sequences.
 
-use super::calibration::{CPU, LONGEST, Testbed};
-use super::comparison::{Comparison, Section, Standing, Statement, Table, Test};
-use super::costs::node_price;
+use crate::calibration::{CPU, LONGEST, Testbed};
+use crate::comparison::{Comparison, Section, Standing, Statement, Table, Test};
+use crate::costs::node_price;
 
 /// A point of fig:rtt_thr.
 #[derive(Clone, Debug)]

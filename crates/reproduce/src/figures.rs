@@ -4,21 +4,21 @@ use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::VPos;
 
-use crate::error::PlanError;
+use crate::error::ReproduceError;
 
-use super::calibration::{Anchors, Testbed};
-use super::comparison::Standing;
-use super::costs::{CostPoint, Pairing};
-use super::examples::gain;
-use super::plots::{
+use crate::calibration::{Anchors, Testbed};
+use crate::comparison::Standing;
+use crate::costs::{CostPoint, Pairing};
+use crate::examples::gain;
+use crate::plots::{
     Bars, FOURTH, GRID, INK, Labels, LinePoint, Lines, OURS, Picture, Side, THEIRS, THIRD, centred,
     plot, text, whole,
 };
-use super::sweeps::{LatencyPoint, LengthPoint};
-use super::throughput::{EndToEnd, TrafficRow};
+use crate::sweeps::{LatencyPoint, LengthPoint};
+use crate::throughput::{EndToEnd, TrafficRow};
 
 /// fig:llama2-70b-profile.
-pub(crate) fn profile(testbed: &Testbed) -> Result<Picture, PlanError> {
+pub(crate) fn profile(testbed: &Testbed) -> Result<Picture, ReproduceError> {
     let t4 = testbed.kernels("t4");
     let rows: Vec<usize> = (0..=12).map(|power| 1 << power).collect();
     let points = rows.iter().map(|&rows| (rows as f64, gain(&t4, rows), String::new()));
@@ -33,7 +33,7 @@ pub(crate) fn profile(testbed: &Testbed) -> Result<Picture, PlanError> {
 }
 
 /// fig:e2e_thr.
-pub(crate) fn end_to_end(runs: &EndToEnd) -> Result<Picture, PlanError> {
+pub(crate) fn end_to_end(runs: &EndToEnd) -> Result<Picture, ReproduceError> {
     let rates = runs.reports.iter().map(|report| report.tokens_per_second).collect();
     // The paper states the single tier as a ratio only.
     let paper = vec![Anchors::T4_BOUND / 5.9, Anchors::CPU_BOUND, 1557.0, Anchors::T4_BOUND];
@@ -51,7 +51,7 @@ pub(crate) fn end_to_end(runs: &EndToEnd) -> Result<Picture, PlanError> {
 }
 
 /// fig:e2e_tot_breakdown: a stack per configuration.
-pub(crate) fn time_per_token(runs: &EndToEnd) -> Result<Picture, PlanError> {
+pub(crate) fn time_per_token(runs: &EndToEnd) -> Result<Picture, ReproduceError> {
     let labels = ["16 T4", "+ 16 CPU", "+ 32 CPU", "+ 48 CPU"];
     plot("e2e_tot", |area| {
         let highest =
@@ -113,7 +113,7 @@ pub(crate) fn time_per_token(runs: &EndToEnd) -> Result<Picture, PlanError> {
 }
 
 /// table:inter_bw: ours against theirs.
-pub(crate) fn traffic(rows: &[TrafficRow]) -> Result<Picture, PlanError> {
+pub(crate) fn traffic(rows: &[TrafficRow]) -> Result<Picture, ReproduceError> {
     plot("inter_bw", |area| {
         let (lowest, highest) = (600.0, 2800.0);
         let mut chart = ChartBuilder::on(area)
@@ -173,7 +173,7 @@ pub(crate) fn traffic(rows: &[TrafficRow]) -> Result<Picture, PlanError> {
 }
 
 /// fig:motivate_example.
-pub(crate) fn motivation(points: &[CostPoint]) -> Result<Picture, PlanError> {
+pub(crate) fn motivation(points: &[CostPoint]) -> Result<Picture, ReproduceError> {
     plot("motivate_example", |area| {
         let (cost, rate) = points.iter().fold((0.0f64, 0.0f64), |(cost, rate), point| {
             (cost.max(point.cost), rate.max(point.tokens_per_second))
@@ -226,7 +226,7 @@ pub(crate) fn motivation(points: &[CostPoint]) -> Result<Picture, PlanError> {
 }
 
 /// fig:alt_thr and fig:alt_cost.
-pub(crate) fn alternatives(pairings: &[Pairing]) -> Result<[Picture; 2], PlanError> {
+pub(crate) fn alternatives(pairings: &[Pairing]) -> Result<[Picture; 2], ReproduceError> {
     let bars = |title, unit, values: [Vec<f64>; 3]| {
         let labels = pairings.iter().map(|pairing| pairing.name.to_owned()).collect();
         let [together, first, second] = values;
@@ -261,7 +261,7 @@ pub(crate) fn alternatives(pairings: &[Pairing]) -> Result<[Picture; 2], PlanErr
 }
 
 /// fig:rtt_thr: the number below a point is the number of CPU nodes per T4.
-pub(crate) fn latency(points: &[LatencyPoint]) -> Result<Picture, PlanError> {
+pub(crate) fn latency(points: &[LatencyPoint]) -> Result<Picture, ReproduceError> {
     let line = |keep: &dyn Fn(&LatencyPoint) -> bool| {
         let mut best: Vec<LinePoint> = Vec::new();
         for point in points.iter().filter(|point| point.induced_ms > 0.0 && keep(point)) {
@@ -292,7 +292,7 @@ pub(crate) fn latency(points: &[LatencyPoint]) -> Result<Picture, PlanError> {
 }
 
 /// fig:seqlen_thr and fig:seqlen_cost: the number below a point is the number of CPU nodes per T4.
-pub(crate) fn lengths(points: &[LengthPoint]) -> Result<[Picture; 2], PlanError> {
+pub(crate) fn lengths(points: &[LengthPoint]) -> Result<[Picture; 2], ReproduceError> {
     let line = |pick: &dyn Fn(&LengthPoint) -> f64, named: bool| {
         let words =
             |point: &LengthPoint| if named { point.tier2.to_string() } else { String::new() };

@@ -1,12 +1,12 @@
 //! What was tried besides: other readings of the paper, other anchors, another form of the kernels.
 
-use crate::configuration::Rules;
-use crate::error::PlanError;
+use glinthawk_plan::PlanError;
+use glinthawk_plan::Rules;
 
-use super::batches::ON_16_T4;
-use super::calibration::{Anchors, AttentionAnchor, LONGEST, PAIRS, Testbed};
-use super::comparison::{Comparison, Section, Standing, Table};
-use super::prototype::Experiment;
+use crate::batches::ON_16_T4;
+use crate::calibration::{Anchors, AttentionAnchor, LONGEST, PAIRS, Testbed};
+use crate::comparison::{Comparison, Section, Standing, Table};
+use crate::prototype::Experiment;
 
 /// The numbers that another calibration changes.
 #[derive(Clone, Debug)]
@@ -87,7 +87,7 @@ impl Trials {
         let on_27_t4 = best
             .map(|best| (best.candidate.rows(), best.candidate.flights, best.tokens_per_second));
         let bound_27_t4 =
-            crate::report::simulate(&same.configuration(run, LONGEST)).bound_tokens_per_second;
+            glinthawk_plan::simulate(&same.configuration(run, LONGEST)).bound_tokens_per_second;
         let ends = [Anchors::TIME_PER_TOKEN - 0.05, Anchors::TIME_PER_TOKEN + 0.05];
         let mut anchors = Vec::new();
         for end in ends {

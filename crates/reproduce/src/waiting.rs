@@ -1,13 +1,13 @@
 //! How long prompts take from their first token to their last, on 16 T4: the appendix's latency plots.
 
-use crate::error::PlanError;
-use crate::report::Report;
-use crate::workload::{Length, Workload};
+use glinthawk_plan::PlanError;
+use glinthawk_plan::Report;
+use glinthawk_plan::{Length, Workload};
 
-use super::comparison::{Section, Table};
-use super::throughput::EndToEnd;
+use crate::comparison::{Section, Table};
+use crate::throughput::EndToEnd;
 
-const LENGTHS: &str = include_str!("../../data/lengths/sharegpt-first-turn.csv");
+const LENGTHS: &str = include_str!("../../plan/data/lengths/sharegpt-first-turn.csv");
 const CONTEXT_MAX: usize = 2048;
 /// The whiskers, sides and middle of the paper's boxes.
 const PERCENTILES: [usize; 5] = [5, 25, 50, 75, 95];

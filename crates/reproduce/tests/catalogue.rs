@@ -1,7 +1,7 @@
 //! The catalogue's efficiencies are those that the reproduction of the paper fits.
 
 use glinthawk_plan::Catalogue;
-use glinthawk_plan::reproduce::Testbed;
+use glinthawk_reproduce::Testbed;
 
 #[test]
 fn the_catalogue_has_the_fitted_efficiencies() {

@@ -1,14 +1,14 @@
 //! Where the paper contradicts itself or says what its own figures do not give: both values and the reason.
 
-use crate::calculus::{
+use glinthawk_plan::calculus::{
     Link, Traffic, context_bytes, flights_pipeline, flights_pipeline_as_tabled, flights_tensor,
     prompts_in,
 };
-use crate::shape::{GIB, MIB, Shape};
+use glinthawk_plan::shape::{GIB, MIB, Shape};
 
-use super::calibration::{Anchors, CPU, RTT_MS, Testbed};
-use super::comparison::{Section, Table};
-use super::examples::STAGE_SECONDS;
+use crate::calibration::{Anchors, CPU, RTT_MS, Testbed};
+use crate::comparison::{Section, Table};
+use crate::examples::STAGE_SECONDS;
 
 /// The table of contradictions.
 pub(crate) fn contradictions(testbed: &Testbed) -> Section {

@@ -1,14 +1,14 @@
 //! The worked examples of the paper's sections on context memory, and the kernels they rest on.
 
-use crate::calculus::{
+use glinthawk_plan::Kernels;
+use glinthawk_plan::calculus::{
     Link, Traffic, context_bytes, flights_pipeline, flights_tensor, flights_two_tier,
     inter_tier_transit, largest_batch, prompts_in,
 };
-use crate::kernels::Kernels;
-use crate::shape::{GIB, MIB, Shape};
+use glinthawk_plan::shape::{GIB, MIB, Shape};
 
-use super::calibration::{Anchors, CPU, LONGEST, RTT_MS, Testbed};
-use super::comparison::{Comparison, Section, Standing, Statement, Table, Test};
+use crate::calibration::{Anchors, CPU, LONGEST, RTT_MS, Testbed};
+use crate::comparison::{Comparison, Section, Standing, Statement, Table, Test};
 
 /// t_c,min: the smallest stage between two synchronisations of a tensor-parallel layer, on one T4 (app:kvcalc).
 pub(crate) const STAGE_SECONDS: f64 = 0.48e-3;

@@ -1,11 +1,11 @@
 //! The prototype's configurations, and what its configuration search was given, from the data published with it.
 
-use crate::calculus::Link;
-use crate::error::PlanError;
+use glinthawk_plan::PlanError;
+use glinthawk_plan::calculus::Link;
 
-const EXPERIMENTS: &str = include_str!("../../data/prototype-experiments.csv");
+const EXPERIMENTS: &str = include_str!("../data/prototype-experiments.csv");
 const EXPERIMENTS_NAME: &str = "prototype-experiments.csv";
-const CLUSTERS: &str = include_str!("../../data/prototype-clusters.csv");
+const CLUSTERS: &str = include_str!("../data/prototype-clusters.csv");
 const CLUSTERS_NAME: &str = "prototype-clusters.csv";
 
 /// One configuration the prototype was run with.
