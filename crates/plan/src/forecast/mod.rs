@@ -8,7 +8,9 @@
 //! take minutes to simulate, one simulated layer stands for several: it takes as long as they do together in kernels,
 //! on links and in messages, so a step takes as long as before. Shards that visit Tier 1 less often, and stay longer,
 //! meet there more often: where Tier 1 is the limit and its batches are small, two layers as one make a forecast up to
-//! a sixth too fast. A forecast says when it was made so.
+//! a sixth too fast, and more layers up to a third. So the planner searches with such rough forecasts, but what it
+//! chooses, and all that `simulate` and `run` say, comes from forecasts that merge layers only in enormous jobs. A
+//! forecast says when it was made so.
 
 mod cores;
 mod machine;
@@ -29,8 +31,11 @@ use machine::Machine;
 /// Prompts per seat that are simulated. The rest of a longer job follows at the pace of the last of them.
 const PROMPTS_PER_SEAT: usize = 4;
 
-/// Visits of shards to layers up to which every layer is simulated by itself.
-const VISITS_MAX: f64 = 8_000_000.0;
+/// Visits of shards to layers up to which every layer is simulated by itself: half a minute or so.
+const VISITS_MAX: f64 = 25_000_000.0;
+
+/// The same in a rough forecast: a second or two.
+const VISITS_ROUGH: f64 = 4_000_000.0;
 
 /// What each node has to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +102,8 @@ impl Deployment {
         self.batch as usize * self.flights as usize * self.lanes()
     }
 
-    /// Layers that one simulated layer stands for, so that a job of these lengths does not take too long to simulate.
-    fn grain(&self, lengths: &[Length]) -> usize {
+    /// Layers that one simulated layer stands for, so that a job of these lengths makes no more visits.
+    fn grain(&self, lengths: &[Length], visits_max: f64) -> usize {
         let steps = |length: &Length| length.steps(self.chunk as usize) as f64;
         let all: f64 = lengths.iter().map(steps).sum();
         let longest = lengths.iter().map(steps).fold(0.0, f64::max);
@@ -110,7 +115,7 @@ impl Deployment {
             shard_steps
                 * self.slices.iter().map(|layers| layers.div_ceil(grain) as f64).sum::<f64>()
         };
-        (1..=most).find(|&grain| visits(grain) <= VISITS_MAX).unwrap_or(most)
+        (1..=most).find(|&grain| visits(grain) <= visits_max).unwrap_or(most)
     }
 }
 
@@ -200,7 +205,7 @@ impl Forecast {
             let layers = self.layers_as_one;
             say(
                 "  simulated",
-                format!("{layers} layers as one, which may be some percent too fast"),
+                format!("{layers} layers as one, which may be up to a third too fast"),
             );
         }
         if self.share_simulated < 1.0 {
@@ -246,7 +251,15 @@ pub fn forecast(
     workload: &Workload,
     trace: Option<&mut Trace>,
 ) -> Forecast {
-    forecast_with(deployment, workload, Deployment::grain, trace)
+    let grain = |deployment: &Deployment, lengths: &[Length]| deployment.grain(lengths, VISITS_MAX);
+    forecast_with(deployment, workload, grain, trace)
+}
+
+/// A forecast to search with: of a large job it is up to a third too fast, seldom too slow.
+pub(crate) fn forecast_roughly(deployment: &Deployment, workload: &Workload) -> Forecast {
+    let grain =
+        |deployment: &Deployment, lengths: &[Length]| deployment.grain(lengths, VISITS_ROUGH);
+    forecast_with(deployment, workload, grain, None)
 }
 
 /// The same with a choice of how many layers a simulated one stands for.
