@@ -5,6 +5,7 @@ use crate::units;
 use clap::{Args, Parser, Subcommand};
 use glinthawk_compute::{ContextType, Isa};
 use glinthawk_model::catalogue::DEFAULT_MODEL;
+use glinthawk_plan::Objective;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -226,11 +227,11 @@ pub struct PlanArgs {
     /// of requests (.jsonl)
     #[arg(long, value_name = "FILE")]
     pub workload: PathBuf,
-    /// What to optimise: throughput (least time for the job), cost (least cost for the job), or deadline (cheapest that
-    /// finishes the job within --hours)
-    #[arg(long, value_enum, default_value_t = ObjectiveArg::Throughput)]
-    pub objective: ObjectiveArg,
-    /// Time limit of the job in hours, with --objective deadline
+    /// What to optimise: throughput (least time for the job; the default), cost (least cost for the job), or deadline
+    /// (cheapest that finishes the job within --hours; the default with --hours)
+    #[arg(long, value_enum)]
+    pub objective: Option<ObjectiveArg>,
+    /// Time limit of the job in hours: plan for a deadline
     #[arg(long, required_if_eq("objective", "deadline"), allow_negative_numbers = true, value_parser = units::parse_hours)]
     pub hours: Option<f64>,
     /// Most prefill rows of one prompt in a batch
@@ -253,6 +254,26 @@ pub enum ObjectiveArg {
     Cost,
     /// Cheapest that finishes in time
     Deadline,
+}
+
+impl PlanArgs {
+    /// What to optimise; hours alone are a deadline.
+    pub fn objective(&self) -> Result<Objective, Usage> {
+        match (self.objective, self.hours) {
+            (None | Some(ObjectiveArg::Deadline), Some(hours)) => {
+                Ok(Objective::Deadline { seconds: hours * 3600.0 })
+            }
+            (Some(ObjectiveArg::Deadline), None) => {
+                Err(Usage("--objective deadline needs --hours".to_owned()))
+            }
+            (Some(_), Some(_)) => Err(Usage(
+                "--hours is a deadline: leave out --objective, or give --objective deadline"
+                    .to_owned(),
+            )),
+            (None | Some(ObjectiveArg::Throughput), None) => Ok(Objective::Throughput),
+            (Some(ObjectiveArg::Cost), None) => Ok(Objective::Cost),
+        }
+    }
 }
 
 /// Options of `simulate`.

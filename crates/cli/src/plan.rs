@@ -1,10 +1,9 @@
 //! `plan` and `reproduce`: the planner's commands.
 
-use crate::args::{ObjectiveArg, PlanArgs};
+use crate::args::PlanArgs;
 use crate::progress::say;
 use crate::{models, workloads};
-use anyhow::Context;
-use glinthawk_plan::{Cluster, Job, Limits, Objective, Settings, Shape, Space, propose};
+use glinthawk_plan::{Cluster, Job, Limits, Settings, Shape, Space, propose};
 use glinthawk_reproduce::Reproduction;
 use std::io::Write;
 use std::path::Path;
@@ -13,19 +12,13 @@ use std::time::Instant;
 
 /// Chooses a cluster's shape, says why, and writes the plan if asked.
 pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
+    let objective = args.objective()?;
     let model = models::resolve(&args.model)?.open()?;
     // Keep the name the user gave: `run --plan` finds the model by it.
     let shape = Shape::of(&args.model, model.config());
     let cluster = Cluster::read(&args.cluster, &shape)?;
     let workload = workloads::read_file(&args.workload, &args.model)?;
     let workload = workloads::within(&workload, shape.context_max)?;
-    let objective = match args.objective {
-        ObjectiveArg::Throughput => Objective::Throughput,
-        ObjectiveArg::Cost => Objective::Cost,
-        ObjectiveArg::Deadline => Objective::Deadline {
-            seconds: args.hours.context("--objective deadline needs --hours")? * 3600.0,
-        },
-    };
     let settings = Settings { batch_max: args.batch_max as usize, ..Settings::default() };
     let start = Instant::now();
     let chunk = args.chunk as usize;

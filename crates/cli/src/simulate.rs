@@ -1,6 +1,6 @@
 //! `simulate`: one configuration in detail.
 
-use crate::args::SimulateArgs;
+use crate::args::{SimulateArgs, Usage};
 use crate::progress::say;
 use crate::{models, workloads};
 use anyhow::{Context, bail};
@@ -40,6 +40,11 @@ struct Node {
 pub fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     if let (Some(plan), Some(cluster)) = (&args.plan, &args.cluster) {
         return simulate_plan(args, plan, cluster);
+    }
+    if args.hybrid && args.tier2 == 0 {
+        bail!(Usage(
+            "--hybrid does nothing without a Tier 2: give --tier2 1 or more too".to_owned()
+        ));
     }
     let model = models::resolve(&args.model)?.open()?;
     let shape = Shape::of(model.name(), model.config());

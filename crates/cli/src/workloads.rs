@@ -34,6 +34,9 @@ pub fn read_file(path: &Path, model: &str) -> anyhow::Result<Workload> {
         survey.with_context(|| format!("{}: give a file, not a stream", path.display()))?;
     let lengths: Vec<Length> = survey.lengths.iter().flat_map(prompts).collect();
     let refused = survey.lines - survey.lengths.len() as u64;
+    if survey.lines == 0 {
+        bail!("{}: the file is empty", path.display());
+    }
     if lengths.is_empty() {
         match survey.lines {
             1 => bail!("{}: its only line cannot be run", path.display()),

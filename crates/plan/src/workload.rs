@@ -152,6 +152,9 @@ impl Workload {
     /// Parses a CSV of `prompt_tokens,output_tokens`; `path` is for messages.
     pub fn parse_csv(path: &str, text: &str) -> Result<Self, PlanError> {
         let mut lines = text.lines().enumerate();
+        if text.trim().is_empty() {
+            return Err(line_error(path, 1, "prompt_tokens", "the file is empty"));
+        }
         let header = lines.next().map_or("", |(_, line)| line.trim());
         if header != "prompt_tokens,output_tokens" {
             return Err(line_error(path, 1, "header", "must be prompt_tokens,output_tokens"));
@@ -357,6 +360,8 @@ mod tests {
     #[test]
     fn bad_csv_names_line_and_field() {
         let cases = [
+            ("", "w.csv:1: prompt_tokens: the file is empty"),
+            ("\n \n", "w.csv:1: prompt_tokens: the file is empty"),
             ("a,b\n", "w.csv:1: header: must be prompt_tokens,output_tokens"),
             ("prompt_tokens,output_tokens\n", "w.csv:2: prompt_tokens: the file has no prompts"),
             ("prompt_tokens,output_tokens\n3,4\n5\n", "w.csv:3: output_tokens: is missing"),
