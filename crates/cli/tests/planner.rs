@@ -99,6 +99,8 @@ fn what_cannot_be_simulated_is_named() {
         |options: &[&str]| Finished::of(glinthawk(["simulate", "--model", TINY]).args(options));
     simulate(&[]).expect_error(&["--profile", "--device"]);
     simulate(&["--device", "t5"]).expect_error(&["t5", "t4"]);
+    let hybrid = simulate(&["--device", "t4", "--hybrid"]).expect(2);
+    assert!(hybrid.stderr.contains("give --tier2 1 or more"), "{}", hybrid.stderr);
     simulate(&["--device", "t4", "--prompts", "many"]).expect_error(&["--prompts many"]);
     simulate(&["--device", "t4", "--tier1", "50"]).expect_error(&["--tier1 50", "layers"]);
     simulate(&["--profile", "nowhere.json"]).expect_error(&["nowhere.json"]);
@@ -297,7 +299,25 @@ fn options_of_plan_are_checked() {
         assert!(finished.stderr.contains(option), "{}", finished.stderr);
     }
     let missed = run(&["--objective", "deadline", "--hours", "1e-9"]);
-    missed.expect_error(&["no configuration meets the deadline", "the fastest found takes"]);
+    missed.expect_error(&[
+        "no configuration meets the deadline",
+        "the fastest found takes",
+        "3.6 us",
+    ]);
+    // Hours alone are a deadline; hours with another objective are a mistake.
+    run(&["--hours", "1e-9"]).expect_error(&["no configuration meets the deadline"]);
+    run(&["--hours", "5"]).expect(0);
+    for objective in ["throughput", "cost"] {
+        let finished = run(&["--objective", objective, "--hours", "5"]).expect(2);
+        assert!(finished.stderr.contains("--objective deadline"), "{}", finished.stderr);
+    }
+    for name in ["empty.csv", "empty.jsonl"] {
+        fs::write(case.path(name), "").expect("written");
+        let mut command = glinthawk(["plan", "--model", TINY]);
+        command.arg("--cluster").arg(case.path("cluster.toml"));
+        let finished = Finished::of(command.arg("--workload").arg(case.path(name)));
+        finished.expect_error(&[name, "the file is empty"]);
+    }
 }
 
 #[test]

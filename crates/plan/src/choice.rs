@@ -3,6 +3,9 @@
 //!
 //! What is not forecast is left out for one of two reasons, which are counted: its bound shows that it cannot be better
 //! than what was found, or its estimate is worse than those of all that were forecast.
+//!
+//! The search goes by rough forecasts where a job is large. They err on the fast side, so whatever looks better than the
+//! best is forecast again layer by layer, until the best has been: the best is never rough.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -14,11 +17,12 @@ use crate::bound::Bottleneck;
 use crate::candidate::Candidate;
 use crate::cost::{CostUnit, Prices};
 use crate::error::PlanError;
-use crate::forecast::{Forecast, forecast};
+use crate::forecast::{Forecast, forecast, forecast_roughly};
 use crate::kernels::Kernels;
 use crate::plan::{ContextBudget, PLAN_VERSION, Plan, PlanForecast};
 use crate::quick::{Quick, lanes};
 use crate::space::{Site, Space};
+use crate::words::{counted, time};
 use crate::workload::Workload;
 
 /// The front's resolution: a configuration must be faster than the cheaper ones by this factor to be on it.
@@ -82,6 +86,8 @@ pub struct Trial {
     pub cost: f64,
     /// What the job costs: dollars where there is a rent, else the nodes' price or number.
     pub spend: f64,
+    /// Whether the forecast was made roughly, with several layers as one.
+    pub is_rough: bool,
 }
 
 impl Trial {
@@ -98,14 +104,14 @@ pub struct Limits {
     pub per_site: usize,
     /// Configurations that are forecast in all, at most.
     pub forecasts: usize,
-    /// Events of all forecasts together, after which no more are begun.
+    /// Events of the search's forecasts together, after which no more are begun.
     pub events: u64,
 }
 
 impl Default for Limits {
-    /// A minute or so on two cores for a job of thousands of prompts on tens of nodes, seconds for a smaller one.
+    /// Half a minute or so on two cores for a job of thousands of prompts on tens of nodes, seconds for a smaller one.
     fn default() -> Self {
-        Self { per_site: 2, forecasts: 48, events: 100_000_000 }
+        Self { per_site: 2, forecasts: 48, events: 60_000_000 }
     }
 }
 
@@ -286,16 +292,35 @@ impl<'a> Choice<'a> {
         }
     }
 
-    /// Forecasts the job on a candidate, from the plan as it would be written.
+    /// Forecasts the job on a candidate, roughly if it is large, from the plan as it would be written.
     pub fn trial(&self, site: &Site, candidate: &Candidate) -> Trial {
         if let Some(known) = self.known.lock().expect("no panic with the lock").get(candidate) {
             return known.clone();
         }
+        self.forecast(site, candidate, true)
+    }
+
+    /// The same trial, forecast as `simulate` does.
+    pub fn refined(&self, trial: &Trial) -> Trial {
+        if !trial.is_rough {
+            return trial.clone();
+        }
+        let Candidate { tier1, tier2, pool, .. } = trial.candidate;
+        let same = |site: &&Site| site.order() == (tier1, tier2, pool);
+        let site = self.sites.iter().find(same).expect("a trial has a site");
+        self.forecast(site, &trial.candidate, false)
+    }
+
+    fn forecast(&self, site: &Site, candidate: &Candidate, roughly: bool) -> Trial {
         let mut plan = self.plan(site, candidate);
         let (shape, cluster) = (&self.space.job.shape, &self.space.cluster);
         let deployment = plan.deployment("plan", cluster, shape);
         let deployment = deployment.expect("a candidate fits its cluster");
-        let forecast = forecast(&deployment, self.workload, None);
+        let forecast = match roughly {
+            true => forecast_roughly(&deployment, self.workload),
+            false => forecast(&deployment, self.workload, None),
+        };
+        let is_rough = roughly && forecast.layers_as_one > 1;
         let cost = self.prices.cost(candidate.tier1, candidate.tier2, candidate.pool);
         let spend = self.prices.unit.spend(cost, forecast.seconds);
         let rented = self.prices.unit == CostUnit::UsdPerHour;
@@ -307,7 +332,7 @@ impl<'a> Choice<'a> {
             job_usd: rented.then_some(spend),
             kernels: plan.forecast.kernels,
         };
-        let trial = Trial { candidate: *candidate, plan, forecast, cost, spend };
+        let trial = Trial { candidate: *candidate, plan, forecast, cost, spend, is_rough };
         self.known.lock().expect("no panic with the lock").insert(*candidate, trial.clone());
         trial
     }
@@ -374,10 +399,11 @@ impl<'a> Choice<'a> {
         let value = |trial: &Trial| objective.value(unit, trial.seconds(), trial.cost);
         let mut trials: Vec<Trial> = Vec::new();
         let mut best: Option<Trial> = None;
+        let mut searched = 0;
         let mut promises = self.ordered(objective, promises).into_iter().peekable();
         while promises.peek().is_some()
             && work.forecast < limits.forecasts
-            && work.events < limits.events
+            && searched < limits.events
         {
             // Rounds have the same forecasts however many cores there are.
             let (mut round, mut events) = (Vec::new(), 0.0);
@@ -401,14 +427,11 @@ impl<'a> Choice<'a> {
                 |promise: &Promise| self.trial(&self.sites[promise.site], &promise.candidate);
             let found: Vec<Trial> = round.par_iter().map(trial).collect();
             work.forecast += found.len();
-            for trial in found {
-                work.events += trial.forecast.events;
-                if best.as_ref().is_none_or(|best| compare(value(&trial), value(best)).is_gt()) {
-                    best = Some(trial.clone());
-                }
-                trials.push(trial);
-            }
+            searched += found.iter().map(|trial| trial.forecast.events).sum::<u64>();
+            trials.extend(found);
+            best = self.best_refined(&mut trials, value, &mut work.events);
         }
+        work.events += searched;
         let best = best.ok_or_else(|| {
             let rows = self.space.settings.batch_max;
             PlanError::NoContext(format!(
@@ -423,9 +446,59 @@ impl<'a> Choice<'a> {
         if let Objective::Deadline { seconds } = objective
             && best.seconds() > seconds
         {
-            return Err(missed(seconds, &best));
+            return Err(self.missed(seconds, &best));
         }
         Ok(Chosen { best, trials, work })
+    }
+
+    /// The best trial, forecast again until it is not rough.
+    fn best_refined(
+        &self,
+        trials: &mut [Trial],
+        value: impl Fn(&Trial) -> Value,
+        events: &mut u64,
+    ) -> Option<Trial> {
+        loop {
+            // Of equal ones, the first.
+            let best = trials.iter_mut().reduce(|best, trial| {
+                if compare(value(trial), value(best)).is_gt() { trial } else { best }
+            })?;
+            if !best.is_rough {
+                return Some(best.clone());
+            }
+            *best = self.refined(best);
+            *events += best.forecast.events;
+        }
+    }
+
+    /// Configurations that were not forecast and that no bound keeps from finishing within `seconds`.
+    fn open(&self, seconds: f64) -> usize {
+        let known = self.known.lock().expect("no panic with the lock");
+        let of = |site: &Site| {
+            let is_open = |candidate: &Candidate| {
+                !known.contains_key(candidate)
+                    && self.quick.seconds_least(site, candidate) <= seconds
+            };
+            self.candidates(site).iter().filter(|candidate| is_open(candidate)).count()
+        };
+        self.sites.iter().map(of).sum()
+    }
+
+    fn missed(&self, seconds: f64, fastest: &Trial) -> PlanError {
+        let (takes, allowed) = (time(fastest.seconds()), time(seconds));
+        let fastest = format!("the fastest found takes {takes}, and {allowed} are allowed");
+        PlanError::Deadline(match self.open(seconds) {
+            0 => format!(
+                "no configuration meets the deadline: {fastest}; a bound rules out all that were not forecast. \
+                 Allow more hours, or give the cluster more nodes"
+            ),
+            open => format!(
+                "no configuration that was forecast meets the deadline: {fastest}. This is not proven: {} \
+                 not forecast, because their estimates are slower, and no bound rules them out. Allow more hours, or \
+                 give the cluster more nodes; a cluster file with fewer nodes to choose from leaves fewer of them",
+                counted(open, "configuration") + if open == 1 { " was" } else { " were" }
+            ),
+        })
     }
 }
 
@@ -436,14 +509,6 @@ fn is_covered(trials: &[Trial], seconds: f64, spend: f64) -> bool {
         (found.spend <= spend && found.seconds() <= seconds)
             || (found.spend < spend && found.seconds() <= FRONT_STEP * seconds)
     })
-}
-
-fn missed(seconds: f64, fastest: &Trial) -> PlanError {
-    let hours = fastest.seconds() / 3600.0;
-    PlanError::Deadline(format!(
-        "the fastest found takes {hours:.2} h, and {:.2} h are allowed: allow more hours, or give the cluster more nodes",
-        seconds / 3600.0
-    ))
 }
 
 /// The front of job time against its cost: from the cheapest on, whatever is faster than all cheaper ones by

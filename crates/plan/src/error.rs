@@ -58,8 +58,8 @@ pub enum PlanError {
     /// The weights fit but nothing is left for contexts.
     #[error("no context memory is left: {0}")]
     NoContext(String),
-    /// No configuration reaches the deadline.
-    #[error("no configuration meets the deadline: {0}")]
+    /// No configuration that was forecast reaches the deadline.
+    #[error("{0}")]
     Deadline(String),
     /// The objective needs a figure that the cluster file does not give.
     #[error("{0}")]

@@ -34,6 +34,7 @@ mod simulator;
 mod space;
 mod table;
 mod trace;
+mod words;
 mod workload;
 
 pub use admission::Admission;

@@ -10,6 +10,7 @@ use crate::cost::CostUnit;
 use crate::error::PlanError;
 use crate::plan::Plan;
 use crate::space::{Site, Space};
+use crate::words::{counted, time};
 use crate::workload::Workload;
 
 /// A configuration next to the best one.
@@ -96,6 +97,11 @@ fn neighbours(choice: &Choice, best: &Trial) -> Vec<Neighbour> {
     }
     let tried = steps.into_par_iter().map(|(change, at)| {
         let trial = at.map(|(site, candidate)| choice.trial(site, &candidate));
+        // A rough forecast may look better than the best, which is not rough.
+        let trial = trial.map(|trial| match trial.seconds() < best.seconds() {
+            true => choice.refined(&trial),
+            false => trial,
+        });
         Neighbour { change, trial }
     });
     tried.collect()
@@ -110,10 +116,11 @@ impl Proposal {
     /// A configuration in words.
     pub fn describe(&self, candidate: &Candidate) -> String {
         let Candidate { tier1, tier2, pool, batch, local_rows, flights } = *candidate;
+        let flights = counted(flights, "flight");
         match (tier2, local_rows) {
-            (0, _) => format!("{tier1} Tier-1, single tier, B = {batch}, {flights} flights"),
+            (0, _) => format!("{tier1} Tier-1, single tier, B = {batch}, {flights}"),
             (_, local) => format!(
-                "{tier1} Tier-1 x {tier2} {}{}, B = {batch}, {flights} flights",
+                "{tier1} Tier-1 x {tier2} {}{}, B = {batch}, {flights}",
                 self.pool_names[pool],
                 if local > 0 { " and themselves" } else { "" },
             ),
@@ -126,10 +133,11 @@ impl Proposal {
             cost = format!("{}  {cost}", self.unit.spend_words(trial.spend));
         }
         format!(
-            "{:>9}  {:>8.0} tokens/s  {cost:>18}  {}",
+            "{:>9}  {:>8.0} tokens/s  {cost:>18}  {}{}",
             time(trial.seconds()),
             trial.forecast.tokens_per_second(),
-            self.describe(&trial.candidate)
+            self.describe(&trial.candidate),
+            if trial.is_rough { " (rough)" } else { "" }
         )
     }
 
@@ -157,10 +165,14 @@ impl Proposal {
         for trial in &self.front {
             say(format!("  {}", self.line(trial)));
         }
+        if self.front.iter().any(|trial| trial.is_rough) {
+            say("  (rough: several layers simulated as one, up to a third too fast)".to_owned());
+        }
         let Work { candidates, forecast, bounded, events } = self.work;
         say(format!(
-            "\n{forecast} of {candidates} configurations forecast, {events} events; {bounded} more cannot be better, \
-             the rest looks worse"
+            "\n{forecast} of {} forecast, {events} events; {bounded} more cannot be better, \
+             the rest looks worse",
+            counted(candidates, "configuration")
         ));
         text
     }
@@ -173,15 +185,7 @@ impl Proposal {
         let longer = percent(trial.seconds(), self.best.seconds());
         let dearer = percent(trial.spend, self.best.spend);
         let limit = trial.plan.forecast.bottleneck.words();
-        format!("{longer:+.1}% time, {dearer:+.1}% cost; {limit}")
-    }
-}
-
-/// Seconds for people.
-fn time(seconds: f64) -> String {
-    match seconds {
-        seconds if seconds < 600.0 => format!("{seconds:.1} s"),
-        seconds if seconds < 36_000.0 => format!("{:.1} min", seconds / 60.0),
-        seconds => format!("{:.1} h", seconds / 3600.0),
+        let rough = if trial.is_rough { " (rough)" } else { "" };
+        format!("{longer:+.1}% time, {dearer:+.1}% cost; {limit}{rough}")
     }
 }

@@ -10,6 +10,7 @@ use crate::configuration::Configuration;
 use crate::program::Program;
 use crate::simulator;
 use crate::trace::Trace;
+use crate::words::counted;
 
 /// Where the time per token goes, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -155,7 +156,14 @@ impl Report {
             ("throughput", format!("{:.1} tokens/s", self.tokens_per_second)),
             ("upper bound", format!("{:.1} tokens/s", self.bound_tokens_per_second)),
             ("bottleneck", self.bottleneck.words().to_owned()),
-            ("batch", format!("{} rows in Tier 1, {} flights", self.rows, self.flights)),
+            (
+                "batch",
+                format!(
+                    "{} in Tier 1, {}",
+                    counted(self.rows, "row"),
+                    counted(self.flights, "flight")
+                ),
+            ),
             ("time per token", format!("{:9.1} ms", time.total() * 1e3)),
             ("  Tier-1 compute", part(time.tier1_compute)),
             ("  Tier-2 compute", part(time.tier2_compute)),
