@@ -1,9 +1,9 @@
 //! The command line as clap sees it.
 
-use crate::device::Device;
 use crate::units;
 use clap::{Args, Parser, Subcommand};
 use glinthawk_compute::{ContextType, Isa};
+use glinthawk_launch::{BATCH_DEFAULT, CHUNK_DEFAULT, Device, Specification, Topology};
 use glinthawk_model::catalogue::DEFAULT_MODEL;
 use glinthawk_plan::Objective;
 use std::path::PathBuf;
@@ -103,7 +103,7 @@ pub struct RunArgs {
 }
 
 /// Options that spread the engine over processes and machines.
-#[derive(Args, Clone)]
+#[derive(Args)]
 #[command(next_help_heading = "Two tiers")]
 pub struct ClusterArgs {
     /// Tier-1 nodes: processes that each hold a slice of the weights
@@ -136,75 +136,6 @@ pub struct ClusterArgs {
     pub trace: Option<PathBuf>,
 }
 
-impl ClusterArgs {
-    /// Whether the options ask for this process only.
-    pub fn is_one_process(&self) -> bool {
-        self.tier1.is_none() && self.tier2.is_none() && self.listen.is_none()
-    }
-
-    /// Tier-1 nodes, and Tier-2 nodes for each of them.
-    pub fn nodes(&self) -> Result<(usize, usize), Usage> {
-        let tier1 = self.tier1.unwrap_or(1) as usize;
-        let workers = self.workers.map(|workers| workers as usize);
-        let tier2 = match (self.tier2, workers) {
-            (Some(tier2), _) => tier2 as usize,
-            (None, Some(workers)) => (workers / tier1).saturating_sub(1),
-            (None, None) => 0,
-        };
-        let needed = tier1 * (1 + tier2);
-        match workers.filter(|workers| *workers != needed) {
-            None => Ok((tier1, tier2)),
-            Some(workers) => Err(Usage(format!(
-                "--workers {workers} does not fit: --tier1 {tier1} and --tier2 {tier2} need {}",
-                units::counted(needed as u64, "worker")
-            ))),
-        }
-    }
-
-    /// Refuses options that would do nothing.
-    pub fn check(&self, engine: &EngineArgs) -> Result<(), Usage> {
-        let (_, tier2) = self.nodes()?;
-        let of_tier2 = [
-            ("--hybrid", self.hybrid),
-            ("--delay", self.delay.is_some()),
-            ("--bandwidth", self.bandwidth.is_some()),
-        ];
-        if let Some((option, _)) = of_tier2.iter().find(|(_, given)| *given && tier2 == 0) {
-            return Err(Usage(format!(
-                "{option} does nothing without a Tier 2: give --tier2 1 or more too"
-            )));
-        }
-        if let Device::Cuda(_) = engine.device
-            && !self.is_one_process()
-        {
-            let device = engine.device;
-            return Err(Usage(format!(
-                "--device {device} runs in one process: leave out --tier1, --tier2 and --listen, or use --device cpu"
-            )));
-        }
-        if engine.threads.is_some() && !self.is_one_process() {
-            return Err(Usage(
-                "--threads does nothing here: local nodes share the cores evenly, and a worker from elsewhere has a \
-                 --threads of its own"
-                    .to_owned(),
-            ));
-        }
-        Ok(())
-    }
-}
-
-/// Options that cannot be meant: exit code 2, before anything is opened.
-#[derive(Debug)]
-pub struct Usage(pub String);
-
-impl std::fmt::Display for Usage {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Usage {}
-
 /// When Tier 1 computes.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum MergeArg {
@@ -235,7 +166,7 @@ pub struct PlanArgs {
     #[arg(long, required_if_eq("objective", "deadline"), allow_negative_numbers = true, value_parser = units::parse_hours)]
     pub hours: Option<f64>,
     /// Most prefill rows of one prompt in a batch
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, default_value_t = CHUNK_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub chunk: u32,
     /// Most rows in a Tier-1 batch
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=65536))]
@@ -319,13 +250,13 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096), conflicts_with_all = ["tier1", "tier2", "hybrid", "cores"])]
     pub lanes: u32,
     /// Rows of a flight for each attention worker
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, default_value_t = BATCH_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: u32,
     /// Flights in the air [default: 1, or 3 for each Tier-1 node if there is a Tier 2]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub flights: Option<u32>,
     /// Most prefill rows of one prompt in a batch
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, default_value_t = CHUNK_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub chunk: u32,
     /// Delay of every message between the tiers, each way, such as 20ms
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
@@ -430,11 +361,8 @@ pub struct ProfileArgs {
     pub isa: Option<Isa>,
 }
 
-/// Rows in a batch, if neither the options nor a profile say.
-pub const BATCH_DEFAULT: u32 = 256;
-
 /// Options that choose and size the engine.
-#[derive(Args, Clone)]
+#[derive(Args)]
 #[command(next_help_heading = "Model and engine")]
 pub struct EngineArgs {
     /// A name in the catalogue, a folder or .gguf file, org/name on the Hugging Face hub, or dummy:SHAPE
@@ -449,7 +377,7 @@ pub struct EngineArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub flights: Option<u32>,
     /// Most prefill rows of one prompt in a batch
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, default_value_t = CHUNK_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub chunk: u32,
     /// Memory for contexts in each process that attends, such as 4GiB [default: half of the free
     /// memory, in equal parts]
@@ -476,24 +404,43 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// Rows in a batch: as asked for, else the default.
-    pub fn batch(&self) -> u32 {
-        self.batch.unwrap_or(BATCH_DEFAULT)
+    /// The options as a specification: an engine in this process.
+    pub fn specification(&self) -> Specification {
+        Specification {
+            model: self.model.clone(),
+            device: self.device,
+            isa: self.isa,
+            threads: self.threads,
+            topology: Topology::default(),
+            batch: self.batch,
+            flights: self.flights,
+            chunk: self.chunk,
+            context_memory_bytes: self.context_memory,
+            context_type: self.context_type,
+            context_max: self.max_context,
+            whole_flights: false,
+            trace: false,
+        }
     }
+}
 
-    /// A small engine for short measurements: everything else at its default.
-    pub fn of(model: &str, threads: Option<u32>, isa: Option<Isa>) -> Self {
-        Self {
-            model: model.to_owned(),
-            batch: None,
-            flights: None,
-            chunk: 256,
-            context_memory: Some(256 << 20),
-            context_type: ContextType::Bf16,
-            max_context: Some(64),
-            threads,
-            isa,
-            device: Device::Cpu,
+impl RunArgs {
+    /// The options as a specification, without what a plan says.
+    pub fn specification(&self) -> Specification {
+        let cluster = &self.cluster;
+        Specification {
+            topology: Topology {
+                tier1: cluster.tier1,
+                tier2: cluster.tier2,
+                hybrid: cluster.hybrid,
+                listen: cluster.listen.clone(),
+                workers: cluster.workers,
+                delay: cluster.delay,
+                bandwidth: cluster.bandwidth,
+            },
+            whole_flights: cluster.merge == MergeArg::Flights,
+            trace: cluster.trace.is_some(),
+            ..self.engine.specification()
         }
     }
 }

@@ -1,12 +1,13 @@
 //! `bench kernels`, `bench net` and `bench planner`: parts of the system, each by itself.
 
 use crate::args::KernelBenchArgs;
-use crate::{setup, units};
+use crate::units;
 use anyhow::Context;
 use glinthawk_cluster::net::{BenchOptions, bench};
 use glinthawk_cluster::peak_memory_bytes;
 use glinthawk_compute::bench::{Ceilings, ContextBench, Timing, WeightBench};
 use glinthawk_compute::{ContextType, Threads};
+use glinthawk_launch::{isa, threads};
 use glinthawk_model::{Model, ModelConfig};
 use glinthawk_plan::bench::{large_cluster, paper_search, timed};
 use std::fmt;
@@ -26,8 +27,8 @@ const WEIGHT_BYTES: usize = 1 << 30;
 
 /// Prints every kernel as a fraction of the limit that binds it.
 pub fn kernels(args: &KernelBenchArgs) -> anyhow::Result<ExitCode> {
-    let isa = setup::isa(args.isa)?;
-    let threads = Arc::new(Threads::new(setup::threads(args.threads)?)?);
+    let isa = isa(args.isa)?;
+    let threads = Arc::new(Threads::new(threads(args.threads)?)?);
     threads.pin_caller();
     let ceilings = Ceilings::new(isa, Arc::clone(&threads))?;
     let mut out = std::io::stdout().lock();

@@ -1,25 +1,28 @@
 //! `generate`: one prompt, streamed.
 
 use crate::args::GenerateArgs;
-use crate::progress::say;
-use crate::{interrupt, setup, units};
+use crate::progress::{say, with_bars};
+use crate::{interrupt, units};
 use anyhow::anyhow;
 use glinthawk_cluster::{Crowd, EngineEvent};
 use glinthawk_jobs::Generation;
+use glinthawk_launch::{Opened, Resolved, launch};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Completes one prompt on standard output.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
-    setup::threads(args.engine.threads)?;
-    let opened = setup::open(&args.engine)?;
+    let specification = args.engine.specification();
+    let opened = with_bars(|tell| Opened::open(&specification, tell))?;
     let chat = !args.raw && opened.served.template.is_some();
     let mut generation = Generation::new(Arc::clone(&opened.served), &body(args, chat))
         .map_err(|refusal| anyhow!("{refusal}"))?;
-    let mut engine = setup::load(&args.engine, &opened, Crowd::ONE)?;
+    let resolved = Resolved::new(&specification, &opened, Crowd::ONE)?;
+    let never = AtomicBool::new(false);
+    let mut engine = with_bars(|tell| launch(&opened, &resolved, &never, tell))?.engine;
     let interrupted = interrupt::flag()?;
     let mut out = std::io::stdout().lock();
     engine.submit(generation.prompt())?;

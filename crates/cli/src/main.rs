@@ -5,17 +5,15 @@ mod args;
 mod bench;
 mod bench_parts;
 mod device;
+mod folder;
 mod generate;
 mod interrupt;
 mod models;
 mod outlook;
-mod overheads;
 mod plan;
-mod planned;
 mod profile;
 mod progress;
 mod run;
-mod setup;
 mod simulate;
 mod tokenize;
 mod typed;
@@ -23,9 +21,10 @@ mod units;
 mod worker;
 mod workloads;
 
-use args::{BenchPart, Cli, Command, Usage};
+use args::{BenchPart, Cli, Command};
 use clap::Parser;
 use glinthawk_jobs::JobError;
+use glinthawk_launch::LaunchError;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
@@ -66,12 +65,12 @@ fn main() -> ExitCode {
     };
     outcome.unwrap_or_else(|error| {
         progress::say(format_args!("error: {}", message(&error)));
-        if error.is::<Usage>() {
+        let bad_options = error.downcast_ref().is_some_and(LaunchError::is_bad_usage);
+        if bad_options {
             progress::say("\nFor more information, try '--help'.");
         }
-        let bad_usage =
-            error.is::<Usage>() || error.downcast_ref().is_some_and(JobError::is_bad_usage);
-        if bad_usage { ExitCode::from(EXIT_BAD_USAGE) } else { ExitCode::FAILURE }
+        let bad_files = error.downcast_ref().is_some_and(JobError::is_bad_usage);
+        if bad_options || bad_files { ExitCode::from(EXIT_BAD_USAGE) } else { ExitCode::FAILURE }
     })
 }
 

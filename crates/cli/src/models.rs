@@ -1,7 +1,8 @@
 //! `pull` and `models`.
 
-use crate::progress::PullBar;
+use crate::progress::with_bars;
 use crate::units;
+use glinthawk_launch::LaunchNews;
 use glinthawk_model::catalogue::{self, DEFAULT_MODEL, ResolvedModel};
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -19,10 +20,9 @@ pub fn pull(name: &str) -> anyhow::Result<ExitCode> {
 
 /// Finds a model, with a progress bar where it has to be fetched.
 pub fn resolve(name: &str) -> anyhow::Result<ResolvedModel> {
-    let mut bar = PullBar::new();
-    let resolved = catalogue::resolve(name, &mut |progress| bar.show(progress));
-    bar.clear();
-    Ok(resolved?)
+    Ok(with_bars(|tell| {
+        catalogue::resolve(name, &mut |progress| tell(LaunchNews::Pulling(progress)))
+    })?)
 }
 
 /// Prints the catalogue.

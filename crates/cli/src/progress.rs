@@ -2,12 +2,13 @@
 
 use crate::units;
 use glinthawk_cluster::{Engine, Estimate, Lines, Pace};
+use glinthawk_compute::ComputeError;
 use glinthawk_jobs::Job;
-use glinthawk_model::catalogue::PullProgress;
+use glinthawk_launch::{LaunchNews, Tell};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
-use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Between two plain lines.
@@ -25,126 +26,64 @@ pub fn say(text: impl Display) {
     _ = writeln!(std::io::stderr(), "{text}");
 }
 
-fn bytes_bar() -> ProgressBar {
-    let template = "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta} left";
-    ProgressBar::new(0)
-        .with_style(ProgressStyle::with_template(template).expect("a valid template"))
+/// Does something that has news, with a bar on the terminal for whatever takes a while.
+pub fn with_bars<T>(work: impl FnOnce(Tell<'_>) -> T) -> T {
+    let shown = Mutex::new(None);
+    let done = work(&|news| show(&mut shown.lock().unwrap_or_else(PoisonError::into_inner), news));
+    if let Some((_, bar)) = shown.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        bar.finish_and_clear();
+    }
+    done
 }
 
-/// Progress of a pull.
-pub struct PullBar(Option<ProgressBar>);
+const BYTES_BAR: &str = "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta} left";
 
-impl PullBar {
-    /// Shows nothing until there is something to show.
-    pub fn new() -> Self {
-        Self(None)
-    }
-
-    /// Shows how far it is.
-    pub fn show(&mut self, progress: PullProgress<'_>) {
-        let bar = self.0.get_or_insert_with(|| {
-            say(format_args!("fetching {}", progress.file));
-            bytes_bar()
-        });
-        bar.set_message(progress.file.to_owned());
-        bar.set_length(progress.bytes_total);
-        bar.set_position(progress.bytes_done);
-    }
-
-    /// Takes the bar away.
-    pub fn clear(&mut self) {
-        if let Some(bar) = self.0.take() {
-            bar.finish_and_clear();
+/// Says the news, or shows them on a bar of their kind in place of the one that is there.
+fn show(shown: &mut Option<(&'static str, ProgressBar)>, news: LaunchNews<'_>) {
+    let (kind, template, done, total) = match news {
+        LaunchNews::Pulling(pull) => ("fetching", BYTES_BAR, pull.bytes_done, pull.bytes_total),
+        LaunchNews::Checking(done, total) => ("checking the model", BYTES_BAR, done, total),
+        LaunchNews::Loading(done, total) => ("loading", BYTES_BAR, done, total),
+        LaunchNews::Profiling(done, total) => {
+            ("profiling", "{msg} {wide_bar} {pos} of {len}, {elapsed}", done, total)
         }
-    }
-}
-
-/// Progress of loading weights.
-pub struct LoadBar(ProgressBar);
-
-impl LoadBar {
-    /// An empty bar.
-    pub fn new() -> Self {
-        Self(bytes_bar().with_message("loading"))
-    }
-
-    /// An empty bar, for hashing the weights.
-    pub fn checking() -> Self {
-        Self(bytes_bar().with_message("checking the model"))
-    }
-
-    /// Shows how far it is.
-    pub fn show(&mut self, bytes_done: u64, bytes_total: u64) {
-        self.0.set_length(bytes_total);
-        self.0.set_position(bytes_done);
-    }
-
-    /// Takes the bar away.
-    pub fn clear(&mut self) {
-        self.0.finish_and_clear();
-    }
-}
-
-/// Progress of something that is counted.
-pub struct CountBar(ProgressBar);
-
-impl CountBar {
-    /// Begins to count to `total`, and shows it if asked to.
-    pub fn new(what: &'static str, total: u64, shown: bool) -> Self {
-        let style = ProgressStyle::with_template("{msg} {wide_bar} {pos} of {len}, {elapsed}")
-            .expect("a valid template");
-        let bar = ProgressBar::new(total).with_style(style).with_message(what);
-        if !shown {
-            bar.set_draw_target(ProgressDrawTarget::hidden());
+        LaunchNews::Joined(count, of) => {
+            ("workers joined:", "{msg} {pos} of {len}", count as u64, of as u64)
         }
-        Self(bar)
-    }
-
-    /// One more is done.
-    pub fn advance(&self) {
-        self.0.inc(1);
-    }
-
-    /// Takes the bar away.
-    pub fn clear(&self) {
-        self.0.finish_and_clear();
-    }
-}
-
-/// Progress of a cluster's start.
-pub struct MusterBar {
-    bar: ProgressBar,
-    loading: bool,
-}
-
-impl MusterBar {
-    /// Begins to wait for `workers` workers; says where, if they come from elsewhere.
-    pub fn new(workers: usize, address: SocketAddr, from_elsewhere: bool) -> Self {
-        if from_elsewhere {
-            say(format_args!(
+        LaunchNews::Ready(count, of) => {
+            ("workers ready:", "{msg} {pos} of {len}", count as u64, of as u64)
+        }
+        LaunchNews::Listening(address, workers) => {
+            return say(format_args!(
                 "waiting at {address} for {}: glinthawk worker --join {address}",
                 units::counted(workers as u64, "worker"),
             ));
         }
-        let style = ProgressStyle::with_template("{msg} {pos} of {len}").expect("a valid template");
-        let bar =
-            ProgressBar::new(workers as u64).with_style(style).with_message("workers joined:");
-        Self { bar, loading: false }
-    }
-
-    /// Shows how many have joined, or (once they load) are ready.
-    pub fn show(&mut self, count: usize, loading: bool) {
-        if loading && !self.loading {
-            self.loading = true;
-            self.bar.set_message("workers ready:");
+        LaunchNews::NoProfile => {
+            return say(
+                "there is no profile of this machine for such a model yet: taking a brief one",
+            );
         }
-        self.bar.set_position(count as u64);
+        LaunchNews::NoGpu(ComputeError::CudaMissing { library, .. }) => {
+            return say(format_args!("using the CPU: {library} is not on this machine"));
+        }
+        LaunchNews::NoGpu(error) => return say(format_args!("using the CPU: {error}")),
+    };
+    if let Some((_, other)) = shown.take_if(|(shown, _)| *shown != kind) {
+        other.finish_and_clear();
     }
-
-    /// Takes the bar away.
-    pub fn clear(&mut self) {
-        self.bar.finish_and_clear();
+    let (_, bar) = shown.get_or_insert_with(|| {
+        if let LaunchNews::Pulling(pull) = &news {
+            say(format_args!("fetching {}", pull.file));
+        }
+        let style = ProgressStyle::with_template(template).expect("a valid template");
+        (kind, ProgressBar::new(total).with_style(style).with_message(kind))
+    });
+    if let LaunchNews::Pulling(pull) = &news {
+        bar.set_message(pull.file.to_owned());
     }
+    bar.set_length(total);
+    bar.set_position(done);
 }
 
 /// Progress of a job.

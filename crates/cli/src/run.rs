@@ -1,17 +1,17 @@
 //! `run`: the main job.
 
-use crate::args::{ClusterArgs, EngineArgs, RunArgs};
-use crate::device::Device;
-use crate::outlook::{Expected, LINES_SURVEYED, Outlook, choose_batch};
-use crate::planned::Planned;
-use crate::progress::{JobProgress, say};
-use crate::setup::Opened;
-use crate::{EXIT_LINES_FAILED, interrupt, setup, typed, units};
+use crate::args::RunArgs;
+use crate::folder::require_folder;
+use crate::progress::{JobProgress, say, with_bars};
+use crate::{EXIT_LINES_FAILED, interrupt, outlook, typed, units};
 use anyhow::{Context, bail};
 use glinthawk_cluster::{Crowd, NodeReport, RunStats, run_job, write_trace};
 use glinthawk_jobs::{
     Earlier, FileUse, Input, Job, JobOptions, JobSummary, Next, Output, PreparedJob, ServedModel,
     Survey, refuse_collisions,
+};
+use glinthawk_launch::{
+    Expected, LINES_SURVEYED, Opened, Outlook, Planned, Resolved, Specification, isa, launch,
 };
 use glinthawk_model::{Model, Source};
 use serde::Serialize;
@@ -36,22 +36,16 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let mut files = files(args, &output);
     refuse_collisions(&files)?;
     for (option, path) in [("--stats", &args.stats), ("--trace", &args.cluster.trace)] {
-        setup::require_folder(option, path.as_deref())?;
+        require_folder(option, path.as_deref())?;
     }
     // Before the model, so that an unreadable input is reported at once. Everything reads this one.
     let mut input = input(args).open()?;
-    let planned = Planned::read(args.plan.as_deref())?;
-    let (mut engine_args, cluster_args) = match &planned {
-        Some(planned) => planned.options(args)?,
-        None => (args.engine.clone(), args.cluster.clone()),
+    let planned = args.plan.as_deref().map(Planned::read).transpose()?;
+    let mut specification = match &planned {
+        Some(planned) => planned.specification(args.specification())?,
+        None => args.specification(),
     };
-    cluster_args.check(&engine_args)?;
-    if !cluster_args.is_one_process() {
-        // The nodes of a cluster compute on CPUs.
-        engine_args.device = Device::Cpu;
-    }
-    setup::threads(engine_args.threads)?;
-    let opened = setup::open(&engine_args)?;
+    let opened = with_bars(|tell| Opened::open(&specification, tell))?;
     if let Some(planned) = &planned {
         planned.check_layers(opened.model.config().layers)?;
     }
@@ -61,18 +55,20 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let interrupted = interrupt::flag()?;
     // Before the weights are loaded, so that results that match no line are reported at once.
     let options = JobOptions { output: output.clone(), earlier: earlier(args) };
-    let known = known_model(&opened, &engine_args, &cluster_args)?;
+    let known = known_model(&opened, &specification)?;
     let prepared = PreparedJob::new(input, &options, known.clone())?;
     // A job of hours must not end with statistics that cannot be written.
     let reports = Reports::open(args)?;
     if let Some(served) = known.filter(|_| nothing_is_left(&prepared, survey.as_ref())) {
         let summary = finish_without_engine(prepared.start(served)?, args)?;
-        let stats = RunStats::of_nothing(setup::idle(&engine_args, &cluster_args, &opened)?);
+        let resolved = Resolved::new(&specification, &opened, Crowd::UNKNOWN)?;
+        let stats = RunStats::of_nothing(resolved.idle(&opened));
         report(args, &summary, &stats, &output);
         reports.write(&Statistics { run: &stats, forecast: None }, &[])?;
         return Ok(exit_code(&summary, &output, false));
     }
-    let elsewhere = planned.as_ref().and_then(|planned| planned.elsewhere(&opened, &cluster_args));
+    let elsewhere =
+        planned.as_ref().and_then(|planned| planned.elsewhere(&opened, &specification.topology));
     if let Some(devices) = &elsewhere {
         say(format_args!(
             "the plan was made for {devices}, not for the devices here, so its forecast does not hold"
@@ -82,21 +78,22 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let survey = survey.filter(|_| opened.device.is_none());
     let expected = survey.as_ref().and_then(|survey| Expected::of(survey, prepared.standing()));
     if let Some(expected) = expected.as_ref().filter(|_| planned.is_none()) {
-        let batch = better_batch(expected, &opened, (&engine_args, &cluster_args));
-        engine_args.batch = batch.or(engine_args.batch);
+        let batch = outlook::chosen_batch(expected, &opened, &specification);
+        specification.batch = batch.or(specification.batch);
     }
+    let crowd = expected.as_ref().map_or(Crowd::UNKNOWN, Expected::crowd);
+    let resolved = Resolved::new(&specification, &opened, crowd)?;
     let outlook = expected.as_ref().and_then(|expected| {
         let planned = planned.as_ref().filter(|_| elsewhere.is_none());
-        Outlook::of(expected, &opened, (&engine_args, &cluster_args), planned)
+        Outlook::of(expected, &opened, &resolved, planned)
     });
-    let crowd = expected.as_ref().map_or(Crowd::UNKNOWN, Expected::crowd);
-    let mut cluster = setup::start(&engine_args, &cluster_args, &opened, crowd, &interrupted)?;
-    let served = opened.identified(cluster.isa, engine_args.context_type);
-    let engine = &mut cluster.engine;
+    let mut running = with_bars(|tell| launch(&opened, &resolved, &interrupted, tell))?;
+    let served = with_bars(|tell| opened.identified(running.isa, specification.context_type, tell));
+    let engine = &mut running.engine;
     // Opened last because this may empty the output: a bad option must not lose anything.
     let mut job = prepared.start(served)?;
     if let Some(outlook) = &outlook {
-        outlook.announce();
+        outlook::announce(outlook);
     }
     let mut progress = JobProgress::new(output == Output::Stdout);
     let outcome =
@@ -111,7 +108,7 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     // The forecast covers the whole job. Do not compare it with a run that resumed or was interrupted.
     let whole = summary.complete && summary.resumed == 0 && stats.prompts > 0;
     if let Some(outlook) = outlook.as_ref().filter(|_| whole) {
-        outlook.compare(&stats);
+        outlook::compare(outlook, &stats);
     }
     reports.write(&Statistics { run: &stats, forecast: outlook.as_ref() }, &nodes)?;
     Ok(exit_code(&summary, &output, interrupted.load(Ordering::Relaxed)))
@@ -138,18 +135,6 @@ fn finish_without_engine(mut job: Job, args: &RunArgs) -> anyhow::Result<JobSumm
     }
 }
 
-/// A batch that promises more than the usual one. A job does not fail for want of a profile.
-fn better_batch(
-    expected: &Expected,
-    opened: &Opened,
-    options: (&EngineArgs, &ClusterArgs),
-) -> Option<u32> {
-    choose_batch(expected, opened, options).unwrap_or_else(|error| {
-        say(format_args!("going on without a profile of this machine: {error:#}"));
-        None
-    })
-}
-
 fn exit_code(summary: &JobSummary, output: &Output, interrupted: bool) -> ExitCode {
     match summary {
         JobSummary { complete: true, failed: 0, .. } => ExitCode::SUCCESS,
@@ -170,13 +155,13 @@ fn exit_code(summary: &JobSummary, output: &Output, interrupted: bool) -> ExitCo
 /// may have a weaker instruction set than this machine, and then all use that one.
 fn known_model(
     opened: &Opened,
-    engine: &EngineArgs,
-    cluster: &ClusterArgs,
+    specification: &Specification,
 ) -> anyhow::Result<Option<Arc<ServedModel>>> {
-    if cluster.listen.is_some() {
+    if specification.topology.listen.is_some() {
         return Ok(None);
     }
-    Ok(Some(opened.identified(setup::isa(engine.isa)?, engine.context_type)))
+    let isa = isa(specification.isa)?;
+    Ok(Some(with_bars(|tell| opened.identified(isa, specification.context_type, tell))))
 }
 
 /// What `--stats` holds: the run, and what was expected of it.

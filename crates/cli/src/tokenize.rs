@@ -1,16 +1,17 @@
 //! `tokenize`: what the model sees of a prompt. Loads no weights.
 
 use crate::args::TokenizeArgs;
-use crate::setup;
+use crate::progress::with_bars;
 use anyhow::Context;
 use glinthawk_jobs::{Input, ServedModel, preview_input, preview_line};
+use glinthawk_launch::open_text;
 use serde_json::json;
 use std::io::Write;
 use std::process::ExitCode;
 
 /// Prints the prompt's text, its tokens and their number.
 pub fn tokenize(args: &TokenizeArgs) -> anyhow::Result<ExitCode> {
-    let served = setup::open_text(&args.model, args.max_context)?;
+    let served = with_bars(|tell| open_text(&args.model, args.max_context, tell))?;
     let ids = match (&args.text, &args.request) {
         (_, Some(path)) => {
             let input = match path.to_str() {

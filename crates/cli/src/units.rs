@@ -1,6 +1,6 @@
 //! Numbers with units, as people write and read them.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Parses a size such as `4GiB`, `500MB` or `1048576`.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
@@ -113,20 +113,6 @@ pub fn whole_seconds(value_s: f64) -> String {
     if value_s < 60.0 { format!("{value_s:.0} s") } else { seconds(value_s) }
 }
 
-/// A day in ISO 8601, in universal time: `2026-11-15`.
-pub fn date(time: SystemTime) -> String {
-    let days = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
-    // Years begin in March here, so that a leap day is the last of its year; 400 of them repeat.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    format!("{}-{month:02}-{day:02}", era * 400 + year + next)
-}
-
 /// A count of things for people: `1 line`, `1,234 lines`.
 pub fn counted(value: u64, thing: &str) -> String {
     format!("{} {thing}{}", count(value), if value == 1 { "" } else { "s" })
@@ -184,19 +170,6 @@ mod tests {
         assert_eq!(parse_rate("50MB"), Ok(50_000_000));
         for text in ["20", "ms", "5 years"] {
             assert!(parse_duration(text).is_err() && parse_rate(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn days_are_named() {
-        let cases = [
-            (0, "1970-01-01"),
-            (951_782_400, "2000-02-29"),
-            (1_709_251_199, "2024-02-29"),
-            (1_794_700_800, "2026-11-15"),
-        ];
-        for (seconds, expected) in cases {
-            assert_eq!(date(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
         }
     }
 

@@ -2,11 +2,12 @@
 
 use crate::args::WorkerArgs;
 use crate::progress::say;
-use crate::{setup, units};
+use crate::units;
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
     ClusterError, NodeReport, Role, Traffic, WorkerNews, WorkerOptions, keep_to_cores, work,
 };
+use glinthawk_launch::{cluster_token, free_memory_bytes, isa, threads};
 use glinthawk_model::{Model, Source};
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -18,7 +19,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Works until the dispatcher says goodbye, or until it is stopped.
 pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
-    let token = setup::token()?;
+    let token = cluster_token()?;
     if !args.cores.is_empty() {
         keep_to_cores(&args.cores)?;
     }
@@ -27,11 +28,11 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
         token: Token::new(&token),
         tier: args.tier,
         place: args.place,
-        isa: setup::isa(args.isa)?,
-        threads: setup::threads(args.threads)?,
+        isa: isa(args.isa)?,
+        threads: threads(args.threads)?,
         memory_bytes: match args.context_memory {
             Some(bytes) => bytes,
-            None => setup::free_memory()? / 2,
+            None => free_memory_bytes()? / 2,
         },
         patient: args.stay,
         // For local processes, which have a place, `run` says what there is to know.

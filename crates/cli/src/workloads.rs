@@ -1,12 +1,11 @@
 //! Workloads as the command line names them: a CSV of lengths, a job's own input, or so many alike.
 
-use crate::args::EngineArgs;
-use crate::outlook::prompts;
-use crate::progress::say;
-use crate::{setup, units};
+use crate::progress::{say, with_bars};
+use crate::units;
 use anyhow::{Context, bail};
 use glinthawk_jobs::Input;
-use glinthawk_plan::{Length, Workload};
+use glinthawk_launch::{lengths, open_text};
+use glinthawk_plan::Workload;
 use std::path::Path;
 
 /// Reads the workload that the options name, if they name one.
@@ -27,12 +26,11 @@ pub fn read_file(path: &Path, model: &str) -> anyhow::Result<Workload> {
     if path.extension().is_none_or(|extension| extension != "jsonl") {
         return Ok(Workload::read_csv(path)?);
     }
-    let opened =
-        setup::open(&EngineArgs { max_context: None, ..EngineArgs::of(model, None, None) })?;
-    let survey = Input::File(path.to_owned()).open()?.survey(&opened.served, u64::MAX)?;
+    let served = with_bars(|tell| open_text(model, None, tell))?;
+    let survey = Input::File(path.to_owned()).open()?.survey(&served, u64::MAX)?;
     let survey =
         survey.with_context(|| format!("{}: give a file, not a stream", path.display()))?;
-    let lengths: Vec<Length> = survey.lengths.iter().flat_map(prompts).collect();
+    let lengths = lengths(&survey);
     let refused = survey.lines - survey.lengths.len() as u64;
     if survey.lines == 0 {
         bail!("{}: the file is empty", path.display());

@@ -1,10 +1,17 @@
 //! What the engine does around the kernels, measured for a profile: short runs in this process for a
 //! step and its rows, messages over this machine's loopback for the network.
 
-use crate::args::EngineArgs;
-use crate::{bench, setup};
+use crate::device::Device;
+use crate::error::LaunchError;
+use crate::fixed_job::FixedJob;
+use crate::launch::launch;
+use crate::news::Tell;
+use crate::opened::Opened;
+use crate::resolved::Resolved;
+use crate::specification::Specification;
 use glinthawk_cluster::net::{BenchOptions, round_trip};
-use glinthawk_cluster::{Crowd, keep_to_cores};
+use glinthawk_cluster::{Crowd, allowed_cores, keep_to_cores};
+use glinthawk_compute::Isa;
 use glinthawk_model::ModelConfig;
 use glinthawk_plan::profile::Overheads;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,40 +25,59 @@ const MESSAGE_ROWS: u32 = 1024;
 const REST: Duration = Duration::from_micros(500);
 /// Tokens that each prompt of an engine run generates.
 const TOKENS: u32 = 8;
+/// The engine of those runs is small.
+const CONTEXT_MAX: u32 = 64;
+const CONTEXT_MEMORY_BYTES: u64 = 256 << 20;
 
-/// Measures them with the engine that `engine` describes, whose model has this configuration.
-pub fn measure(
-    engine: &EngineArgs,
-    config: &ModelConfig,
+/// Measures them for an engine with this instruction set and as many threads.
+pub(crate) fn measure(
+    opened: &Opened,
+    isa: Isa,
+    threads: usize,
     round_trips: usize,
-) -> anyhow::Result<Overheads> {
-    let network = network(config, round_trips)?;
-    let (step_small, step_large) = steps(engine, config.layers)?;
+    tell: Tell<'_>,
+) -> Result<Overheads, LaunchError> {
+    let network = network(opened.model.config(), round_trips)?;
+    let (step_small, step_large) = steps(opened, isa, threads, tell)?;
     let row = ((step_large - step_small) / f64::from(ROWS - 1)).max(0.0);
     Ok(Overheads { step: (step_small - row).max(0.0), row, ..network })
 }
 
 /// Seconds outside the kernels for a step of one row, and for one of many.
-fn steps(engine: &EngineArgs, layers: usize) -> anyhow::Result<(f64, f64)> {
-    let opened = setup::open(engine)?;
+fn steps(
+    opened: &Opened,
+    isa: Isa,
+    threads: usize,
+    tell: Tell<'_>,
+) -> Result<(f64, f64), LaunchError> {
+    let config = opened.model.config();
     let mut measured = [0.0; 2];
     for (seconds, rows) in measured.iter_mut().zip([1, ROWS]) {
-        let engine = EngineArgs { batch: Some(rows), ..engine.clone() };
-        let mut loaded = setup::load(&engine, &opened, Crowd::ONE)?;
-        let job = bench::FixedJob { prompts: rows, input: 1, output: TOKENS };
-        bench::run_once(&mut loaded, job, opened.served.vocab, 0)?;
-        let (stats, _) = loaded.stats()?;
+        let specification = Specification {
+            device: Device::Cpu,
+            isa: Some(isa),
+            threads: Some(threads as u32),
+            batch: Some(rows),
+            context_memory_bytes: Some(CONTEXT_MEMORY_BYTES),
+            context_max: Some(CONTEXT_MAX.min(config.context_max as u32)),
+            ..Specification::new(opened.model.name())
+        };
+        let resolved = Resolved::new(&specification, opened, Crowd::ONE)?;
+        let mut running = launch(opened, &resolved, &AtomicBool::new(false), tell)?;
+        let job = FixedJob { prompts: rows, input: 1, output: TOKENS };
+        job.run(&mut running.engine, config.vocab as u32, 0)?;
+        let (stats, _) = running.engine.stats()?;
         let busy: f64 = stats.nodes.iter().map(|node| node.busy).sum();
         let tier1 = stats.nodes.iter().find(|node| node.name == "tier1-0");
         let batches = tier1.map_or(0, |node| node.batches);
-        let steps = batches as f64 / (layers + 1) as f64;
+        let steps = batches as f64 / (config.layers + 1) as f64;
         *seconds = (stats.wall_s * (1.0 - busy)).max(0.0) / steps.max(1.0);
     }
     Ok((measured[0], measured[1]))
 }
 
 /// What a message costs at each end.
-fn network(config: &ModelConfig, round_trips: usize) -> anyhow::Result<Overheads> {
+fn network(config: &ModelConfig, round_trips: usize) -> Result<Overheads, LaunchError> {
     let options = |rows: u32, pause: Duration| BenchOptions {
         rows: rows as usize,
         row_bytes_out: 2 * config.qkv_width(),
@@ -60,7 +86,7 @@ fn network(config: &ModelConfig, round_trips: usize) -> anyhow::Result<Overheads
         pause,
         stream_messages: 0,
     };
-    let cores = glinthawk_cluster::allowed_cores();
+    let cores = allowed_cores();
     let (here, there) = (cores[0], cores[1 % cores.len()]);
     let at_once = Duration::ZERO;
     let small = round_trip(&options(1, at_once), [here, here])?;

@@ -1,9 +1,8 @@
-//! A plan's part of the options of `run`.
+//! A plan's part of a specification.
 
-use crate::args::{ClusterArgs, EngineArgs, RunArgs};
-use crate::profile;
-use crate::setup::Opened;
-use glinthawk_compute::Isa;
+use crate::opened::Opened;
+use crate::profiles;
+use crate::specification::{Specification, Topology};
 use glinthawk_plan::{Catalogue, Plan, PlanError, even_slices};
 use std::path::Path;
 
@@ -15,14 +14,13 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Reads the plan that the options name, if they name one.
-    pub fn read(path: Option<&Path>) -> Result<Option<Self>, PlanError> {
-        let Some(path) = path else { return Ok(None) };
-        Ok(Some(Self { plan: Plan::read(path)?, path: path.display().to_string() }))
+    /// Reads a plan.
+    pub fn read(path: &Path) -> Result<Self, PlanError> {
+        Ok(Self { plan: Plan::read(path)?, path: path.display().to_string() })
     }
 
-    /// The options with the plan's figures in their place.
-    pub fn options(&self, args: &RunArgs) -> Result<(EngineArgs, ClusterArgs), PlanError> {
+    /// The plan as a specification; of the other one it takes only what a plan does not say.
+    pub fn specification(&self, other: Specification) -> Result<Specification, PlanError> {
         let plan = &self.plan;
         if plan.slices != even_slices(plan.slices.iter().sum(), plan.tier1) {
             let problem = "this program cuts layers as evenly as they go, longer slices first";
@@ -32,25 +30,24 @@ impl Planned {
             0 => (plan.local_rows, &plan.tier1_context),
             _ => (plan.batch, &plan.tier2_context),
         };
-        let engine = EngineArgs {
+        // One node alone is this process, whose messages are function calls.
+        let alone = plan.tier1 == 1 && plan.tier2 == 0 && other.topology.listen.is_none();
+        let nodes = |field, count| self.number(field, count).map(|count| (!alone).then_some(count));
+        Ok(Specification {
             model: plan.model.clone(),
             batch: Some(self.number("batch", batch)?),
             flights: Some(self.number("flights", plan.flights)?),
             chunk: self.number("chunk", plan.chunk)?,
-            context_memory: Some(context.bytes),
-            max_context: Some(self.number("max_context", plan.max_context)?),
-            ..args.engine.clone()
-        };
-        // One node alone is this process, whose messages are function calls.
-        let alone = plan.tier1 == 1 && plan.tier2 == 0 && args.cluster.listen.is_none();
-        let nodes = |field, count| self.number(field, count).map(|count| (!alone).then_some(count));
-        let cluster = ClusterArgs {
-            tier1: nodes("tier1", plan.tier1)?,
-            tier2: nodes("tier2", plan.tier2)?,
-            hybrid: plan.tier2 > 0 && plan.local_rows > 0,
-            ..args.cluster.clone()
-        };
-        Ok((engine, cluster))
+            context_memory_bytes: Some(context.bytes),
+            context_max: Some(self.number("max_context", plan.max_context)?),
+            topology: Topology {
+                tier1: nodes("tier1", plan.tier1)?,
+                tier2: nodes("tier2", plan.tier2)?,
+                hybrid: plan.tier2 > 0 && plan.local_rows > 0,
+                ..other.topology
+            },
+            ..other
+        })
     }
 
     /// Rejects the plan for a model of another depth.
@@ -59,11 +56,11 @@ impl Planned {
     }
 
     /// The plan's devices, if they are not those that this run has, as far as can be told.
-    pub fn elsewhere(&self, opened: &Opened, cluster: &ClusterArgs) -> Option<String> {
+    pub fn elsewhere(&self, opened: &Opened, topology: &Topology) -> Option<String> {
         let here = Here {
             gpu: opened.device.is_some(),
-            machine: profile::provenance(Isa::detect(), 1).machine,
-            alone: cluster.listen.is_none(),
+            machine: profiles::machine(),
+            alone: topology.listen.is_none(),
         };
         let kernels = &self.plan.forecast.kernels;
         let mut names: Vec<&str> =
@@ -73,7 +70,7 @@ impl Planned {
     }
 
     /// Dollars per second, where the plan knows the rent.
-    pub fn usd_per_second(&self) -> Option<f64> {
+    pub(crate) fn usd_per_second(&self) -> Option<f64> {
         Some(self.plan.forecast.job_usd? / self.plan.forecast.job_seconds)
     }
 
@@ -114,16 +111,16 @@ impl Here {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
-    use crate::setup;
-    use clap::Parser;
+    use crate::resolved::Resolved;
+    use crate::specification::CHUNK_DEFAULT;
     use glinthawk_cluster::Crowd;
+    use glinthawk_model::catalogue;
     use glinthawk_plan::{
         Cluster, Job, Length, Limits, Objective, Settings, Shape, Space, Workload, forecast,
         propose,
     };
 
-    const CHUNK: usize = 256;
+    const CHUNK: usize = CHUNK_DEFAULT as usize;
 
     #[test]
     fn devices_of_a_plan_are_told_from_those_here() {
@@ -157,22 +154,14 @@ mod tests {
         Workload::new(&workload.name, short.collect()).expect("valid")
     }
 
-    /// Goes as far with a plan as `run` does before it starts a process.
+    /// Goes as far with a plan as `run` does before it loads weights or starts a process.
     fn accept(path: &Path) {
-        let text = path.to_str().expect("a path of text");
-        let cli = Cli::parse_from(["glinthawk", "run", "in.jsonl", "--plan", text]);
-        let Command::Run(args) = cli.command else { panic!("it is `run`") };
-        let planned = Planned::read(args.plan.as_deref()).expect("valid").expect("it is named");
-        let (engine, cluster) = planned.options(&args).expect("it can be run");
-        cluster.check(&engine).expect("its options go together");
-        let opened = setup::open(&engine).expect("a dummy model opens");
+        let planned = Planned::read(path).expect("valid");
+        let specification = planned.specification(Specification::new("")).expect("it can be run");
+        let opened = Opened::open(&specification, &|_| ()).expect("a dummy model opens");
         planned.check_layers(opened.model.config().layers).expect("its layers are the model's");
-        let layout = setup::layout(&engine, &cluster, &opened, Crowd::UNKNOWN).expect("a layout");
-        let bytes = engine.context_memory.expect("a plan says how much memory")
-            / layout.local_lanes.max(1) as u64;
-        for slice in 0..layout.slices {
-            layout.pages(opened.model.config(), slice, bytes).expect("a context fits");
-        }
+        let resolved = Resolved::new(&specification, &opened, Crowd::UNKNOWN).expect("it is known");
+        resolved.lane_pages(&opened).expect("a context fits");
     }
 
     #[test]
@@ -183,8 +172,8 @@ mod tests {
         for line in list.lines().skip(1) {
             let fields: Vec<&str> = line.split(',').collect();
             let [cluster, model, workload, objective, _] = fields[..] else { panic!("{line}") };
-            let config = crate::models::resolve(model).and_then(|model| Ok(model.open()?));
-            let shape = Shape::of(model, config.expect("a dummy model").config());
+            let opened = catalogue::resolve(model, &mut |_| ()).expect("a dummy model").open();
+            let shape = Shape::of(model, opened.expect("a known shape").config());
             let cluster = Cluster::read(&data.join(format!("clusters/{cluster}.toml")), &shape);
             let cluster = cluster.expect("a valid cluster");
             let workload = Workload::read_csv(&data.join(format!("lengths/{workload}.csv")));

@@ -1,0 +1,162 @@
+//! Why there is no engine.
+
+use crate::device::Device;
+use glinthawk_cluster::net::BenchError;
+use glinthawk_cluster::{ClusterError, TOKEN_VARIABLE};
+use glinthawk_compute::{ComputeError, size};
+use glinthawk_model::catalogue::CatalogueError;
+use glinthawk_model::{ChatError, ModelError, TokenizerError};
+use glinthawk_plan::PlanError;
+use glinthawk_protocol::Rejection;
+use std::io;
+use std::path::PathBuf;
+
+/// Why an engine could not be specified, launched or measured.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// The number of workers is not that of the nodes.
+    #[error(
+        "--workers {workers} does not fit: --tier1 {tier1} and --tier2 {tier2} need {}",
+        counted(tier1 * (1 + tier2), "worker")
+    )]
+    Workers {
+        /// Workers to wait for.
+        workers: usize,
+        /// Tier-1 nodes.
+        tier1: usize,
+        /// Tier-2 nodes for each of them.
+        tier2: usize,
+    },
+    /// An option of Tier 2 where there is none.
+    #[error("{0} does nothing without a Tier 2: give --tier2 1 or more too")]
+    NoTier2(&'static str),
+    /// A GPU for a cluster.
+    #[error(
+        "--device {0} runs in one process: leave out --tier1, --tier2 and --listen, or use --device cpu"
+    )]
+    DeviceOfCluster(Device),
+    /// Threads for a cluster.
+    #[error(
+        "--threads does nothing here: local nodes share the cores evenly, and a worker from elsewhere has a --threads \
+         of its own"
+    )]
+    ThreadsOfCluster,
+    /// More threads than are of use.
+    #[error(
+        "--threads {threads} is too many: this process may use {}, so give at most {most}",
+        counted(*cores, "core")
+    )]
+    TooManyThreads {
+        /// Threads asked for.
+        threads: usize,
+        /// Cores of this process.
+        cores: usize,
+        /// The most threads for them.
+        most: usize,
+    },
+    /// A longer context than the model's.
+    #[error("--max-context {wanted} is more than the model was made for: {context_max} tokens")]
+    ContextMax {
+        /// Tokens asked for.
+        wanted: u32,
+        /// The model's.
+        context_max: usize,
+    },
+    /// More Tier-1 nodes than layers.
+    #[error("--tier1 {tier1} is more than the model's {}", counted(*layers, "layer"))]
+    Layers {
+        /// Tier-1 nodes asked for.
+        tier1: usize,
+        /// The model's layers.
+        layers: usize,
+    },
+    /// Contexts that a GPU does not keep.
+    #[error("a GPU keeps contexts in bf16 only: leave --context-type out, or use --device cpu")]
+    GpuContextType,
+    /// A model that does not fit on the GPU.
+    #[error(
+        "the model takes {} beside its contexts, and the GPU has {} free: use --device cpu, or a smaller --batch",
+        size(*needed_bytes), size(*free_bytes)
+    )]
+    GpuMemory {
+        /// What it takes.
+        needed_bytes: u64,
+        /// What there is.
+        free_bytes: u64,
+    },
+    /// The cluster has no secret.
+    #[error(
+        "{TOKEN_VARIABLE} is not set. It holds the cluster's secret, the same on the dispatcher and on every worker, \
+         so that no stranger joins: make one up and export {TOKEN_VARIABLE}=... on all of them"
+    )]
+    NoToken,
+    /// The cluster's secret is not text.
+    #[error("{TOKEN_VARIABLE} is not text: use letters and digits")]
+    BadToken,
+    /// The system does not say how much memory is free.
+    #[error("cannot tell how much memory is free: give --context-memory")]
+    FreeMemory,
+    /// The system does not say how many cores there are.
+    #[error("cannot count this machine's cores")]
+    Cores(#[source] io::Error),
+    /// Local processes cannot be started.
+    #[error("cannot find this program's own file")]
+    Executable(#[source] io::Error),
+    /// Profiles cannot be kept.
+    #[error(
+        "cannot create {}: set GLINTHAWK_CACHE to a folder that can be written to",
+        folder.display()
+    )]
+    ProfileFolder {
+        /// The folder for them.
+        folder: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The engine refused a prompt of a measurement.
+    #[error(transparent)]
+    Rejected(#[from] Rejection),
+    /// The model cannot be found or fetched.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+    /// The model cannot be read.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Its tokenizer cannot be read.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// Its chat template cannot be read.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// The device or its kernels cannot be used.
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    /// The cluster did not come about, or broke.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// The network could not be measured.
+    #[error(transparent)]
+    Network(#[from] BenchError),
+    /// A plan or a profile is wrong, or could not be written.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+impl LaunchError {
+    /// Whether what was asked for cannot be meant, on any machine like this one and for any model.
+    pub fn is_bad_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::Workers { .. }
+                | Self::NoTier2(_)
+                | Self::DeviceOfCluster(_)
+                | Self::ThreadsOfCluster
+                | Self::TooManyThreads { .. }
+        )
+    }
+}
+
+/// `1 core`, `2 cores`.
+pub(crate) fn counted(count: usize, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}

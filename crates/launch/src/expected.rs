@@ -1,0 +1,69 @@
+//! What is known of a job before it begins: how many prompts it has and how long they are.
+
+use glinthawk_cluster::Crowd;
+use glinthawk_jobs::{Standing, Survey};
+use glinthawk_plan::{Deployment, Forecast, Length, Workload, forecast};
+
+/// Lines that are read to learn how long prompts are.
+pub const LINES_SURVEYED: u64 = 2000;
+/// Prompts of a job that a forecast is given; more of the same take proportionally longer.
+const PROMPTS_FORECAST: usize = 50_000;
+
+/// The lengths of a job's prompts.
+pub struct Expected {
+    /// Those of some prompts.
+    workload: Workload,
+    /// How many prompts there are: a request with `n` choices is `n` prompts.
+    prompts: usize,
+}
+
+impl Expected {
+    /// From a survey of the job's input, and how much of it is done already; `None` where no line
+    /// of it is left that can be run.
+    pub fn of(survey: &Survey, standing: Option<Standing>) -> Option<Self> {
+        let lengths = lengths(survey);
+        // The lines that are left are taken to be like those that were read.
+        let left = standing.map_or(survey.lines, |standing| standing.lines - standing.done);
+        let share = left as f64 / survey.lines_read as f64;
+        let prompts = (lengths.len() as f64 * share).round() as usize;
+        if prompts == 0 {
+            return None;
+        }
+        Some(Self { workload: Workload::new("input", lengths).ok()?, prompts })
+    }
+
+    /// What matters of it for the engine's shape.
+    pub fn crowd(&self) -> Crowd {
+        let tokens = (self.tokens() / self.prompts as f64) as usize;
+        Crowd { prompts: self.prompts, tokens }
+    }
+
+    /// Prompt and generated tokens of all prompts.
+    pub(crate) fn tokens(&self) -> f64 {
+        let read = self.workload.lengths().len() as f64;
+        (self.workload.rows() + read) * self.prompts as f64 / read
+    }
+
+    /// What all prompts take.
+    pub(crate) fn forecast(&self, deployment: &Deployment) -> Forecast {
+        let lengths = self.workload.lengths();
+        let prompts = self.prompts.min(PROMPTS_FORECAST);
+        // The prompts that were read stand for all.
+        let all = (0..prompts).map(|prompt| lengths[prompt % lengths.len()]).collect();
+        let all = Workload::new(&self.workload.name, all).expect("lengths that were valid");
+        let mut forecast = forecast(deployment, &all, None);
+        let scale = self.prompts as f64 / prompts as f64;
+        forecast.seconds *= scale;
+        forecast.tokens *= scale;
+        forecast
+    }
+}
+
+/// The lengths of the prompts that were surveyed: a request with `n` choices is `n` prompts.
+pub fn lengths(survey: &Survey) -> Vec<Length> {
+    let prompts = survey.lengths.iter().flat_map(|request| {
+        let (prompt, output) = (request.prompt_tokens as usize, request.output_tokens as usize);
+        std::iter::repeat_n(Length { prompt, output }, request.choices as usize)
+    });
+    prompts.collect()
+}

@@ -1,0 +1,125 @@
+//! From what was resolved to a running engine.
+
+use crate::error::LaunchError;
+use crate::news::{LaunchNews, Tell};
+use crate::opened::Opened;
+use crate::resolved::Resolved;
+use glinthawk_cluster::net::Token;
+use glinthawk_cluster::{
+    ClusterError, ClusterSpec, Engine, Fabric, GpuFabric, Kernels, LocalFabric, Muster, Processes,
+    TOKEN_VARIABLE,
+};
+use glinthawk_compute::Isa;
+use std::env::VarError;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// An engine and the local processes it runs on, if any: they end after it.
+pub struct Running {
+    /// The engine.
+    pub engine: Engine,
+    /// The instruction set of all its kernels.
+    pub isa: Isa,
+    _processes: Option<Processes>,
+}
+
+/// Launches an engine: here, in local processes, or with workers from elsewhere, until it is interrupted.
+pub fn launch(
+    opened: &Opened,
+    resolved: &Resolved,
+    interrupted: &AtomicBool,
+    tell: Tell<'_>,
+) -> Result<Running, LaunchError> {
+    match resolved.topology.is_one_process() {
+        true => launch_here(opened, resolved, tell),
+        false => launch_cluster(opened, resolved, interrupted, tell),
+    }
+}
+
+/// Loads the engine in this process.
+fn launch_here(
+    opened: &Opened,
+    resolved: &Resolved,
+    tell: Tell<'_>,
+) -> Result<Running, LaunchError> {
+    let Resolved { layout, isa, threads, trace, .. } = resolved;
+    let decided = "one process knows its memory";
+    let memory_bytes = resolved.memory_bytes.expect(decided);
+    let pages = resolved.lane_pages(opened)?.expect(decided);
+    let kernels = Kernels { isa: *isa, threads: *threads };
+    let show = &mut |done, total| tell(LaunchNews::Loading(done, total));
+    let model = &opened.model;
+    let fabric: Box<dyn Fabric> = match &opened.device {
+        Some(gpu) => Box::new(GpuFabric::load(model, layout, pages, gpu, *threads, *trace, show)?),
+        None => Box::new(LocalFabric::load(model, layout, pages, kernels, *trace, show)?),
+    };
+    let setting = resolved.setting(opened, kernels, memory_bytes);
+    let engine = Engine::new(fabric, layout, vec![pages; layout.local_lanes], setting);
+    Ok(Running { engine, isa: *isa, _processes: None })
+}
+
+/// Gathers a cluster, starting its workers first unless they come from elsewhere.
+fn launch_cluster(
+    opened: &Opened,
+    resolved: &Resolved,
+    interrupted: &AtomicBool,
+    tell: Tell<'_>,
+) -> Result<Running, LaunchError> {
+    let Resolved { layout, topology, memory_bytes, .. } = resolved;
+    let token = match topology.listen {
+        Some(_) => cluster_token()?,
+        None => random_token(),
+    };
+    let address = topology.listen.as_deref().unwrap_or("127.0.0.1:0");
+    let (muster, bound) = Muster::listen(address, Token::new(&token))?;
+    let workers = layout.slices * (1 + layout.remote_lanes);
+    let mut processes = match topology.listen {
+        Some(_) => {
+            tell(LaunchNews::Listening(bound, workers));
+            None
+        }
+        None => {
+            let executable = std::env::current_exe().map_err(LaunchError::Executable)?;
+            let memory_bytes = memory_bytes.expect("local workers are given theirs");
+            Some(Processes::start(&executable, layout, bound, &token, memory_bytes)?)
+        }
+    };
+    let spec = ClusterSpec {
+        layout: layout.clone(),
+        model: &opened.model,
+        identity: opened.weights_identity(tell),
+        model_name: resolved.model.clone(),
+        isa: resolved.isa,
+        context_memory_bytes: *memory_bytes,
+        link: topology.link(),
+        trace: resolved.trace,
+    };
+    let mustered = muster.assemble(&spec, &mut |count, loading| {
+        if interrupted.load(Ordering::Relaxed) {
+            return Err(ClusterError::Interrupted);
+        }
+        tell(match loading {
+            true => LaunchNews::Ready(count, workers),
+            false => LaunchNews::Joined(count, workers),
+        });
+        processes.as_mut().map_or(Ok(()), Processes::check)
+    })?;
+    let kernels = Kernels { isa: mustered.isa, threads: mustered.threads };
+    let setting = resolved.setting(opened, kernels, mustered.context_memory_bytes);
+    let engine = Engine::new(Box::new(mustered.fabric), layout, mustered.lane_pages, setting);
+    Ok(Running { engine, isa: kernels.isa, _processes: processes })
+}
+
+/// A secret for processes of this machine only.
+fn random_token() -> String {
+    let random = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", random(), random())
+}
+
+/// The secret of a cluster whose workers come from elsewhere.
+pub fn cluster_token() -> Result<String, LaunchError> {
+    std::env::var(TOKEN_VARIABLE).map_err(|error| match error {
+        VarError::NotPresent => LaunchError::NoToken,
+        VarError::NotUnicode(_) => LaunchError::BadToken,
+    })
+}

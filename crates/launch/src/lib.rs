@@ -1,0 +1,42 @@
+//! From a description of an engine to a running one. A [`Specification`] says what to run and on what. It is made from
+//! the binary's arguments or from a plan, and what it leaves open is decided once, by [`Resolved::new`]. The result is
+//! launched ([`launch`]) and forecast ([`Outlook`]): what is forecast is what runs.
+//!
+//! Prints nothing: whoever launches is told how far it is ([`LaunchNews`]).
+#![forbid(unsafe_code)]
+
+mod batch;
+mod device;
+mod error;
+mod expected;
+mod fixed_job;
+mod launch;
+mod machine;
+mod news;
+mod opened;
+mod outlook;
+mod overheads;
+mod planned;
+mod profiler;
+mod profiles;
+
+mod resolved;
+mod specification;
+mod sweep;
+
+pub use batch::{BetterBatch, better_batch};
+pub use device::Device;
+pub use error::LaunchError;
+pub use expected::{Expected, LINES_SURVEYED, lengths};
+pub use fixed_job::FixedJob;
+pub use launch::{Running, cluster_token, launch};
+pub use machine::{free_memory_bytes, isa, threads};
+pub use news::{LaunchNews, Tell};
+pub use opened::{Opened, open_text};
+pub use outlook::Outlook;
+pub use planned::Planned;
+pub use profiler::{Effort, take_profile};
+pub use profiles::keep_profile;
+
+pub use resolved::{BATCH_DEFAULT, Resolved};
+pub use specification::{CHUNK_DEFAULT, Specification, Topology, flights_default};

@@ -1,0 +1,113 @@
+//! A model, found and opened.
+
+use crate::error::LaunchError;
+use crate::news::{LaunchNews, Tell};
+use crate::specification::Specification;
+use glinthawk_compute::cuda::CudaDevice;
+use glinthawk_compute::{ContextType, Isa};
+use glinthawk_jobs::ServedModel;
+use glinthawk_model::catalogue::{self, ResolvedModel};
+use glinthawk_model::{ChatTemplate, Identity, Model, Tokenizer};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+/// A model, opened, with what its text needs.
+pub struct Opened {
+    /// The weights.
+    pub model: Model,
+    /// Tokenizer, template and limits. Its identity is still empty: a job needs `identified`.
+    pub served: Arc<ServedModel>,
+    /// The GPU that it will run on; none is the CPU.
+    pub device: Option<CudaDevice>,
+    weights_identity: OnceLock<Identity>,
+}
+
+impl Opened {
+    /// Checks a specification, finds its device, and opens its model.
+    pub fn open(specification: &Specification, tell: Tell<'_>) -> Result<Self, LaunchError> {
+        specification.check()?;
+        let device = specification.device().open(tell)?;
+        let (model, served) = open(&specification.model, specification.context_max, tell)?;
+        let served = Arc::new(served);
+        Ok(Self { model, served, device, weights_identity: OnceLock::new() })
+    }
+
+    /// The identity of the weights; hashes them unless that was done before.
+    pub(crate) fn weights_identity(&self, tell: Tell<'_>) -> Identity {
+        *self.weights_identity.get_or_init(|| {
+            let show = &mut |done, total| tell(LaunchNews::Checking(done, total));
+            Identity::of_weights(&self.model, show)
+        })
+    }
+
+    /// The served model with the identity of everything that decides its results here.
+    pub fn identified(
+        &self,
+        isa: Isa,
+        context_type: ContextType,
+        tell: Tell<'_>,
+    ) -> Arc<ServedModel> {
+        let mut served = ServedModel::clone(&self.served);
+        let (tokenizer, template) = (&served.tokenizer, served.template.as_ref());
+        let model = Identity::of_model(self.weights_identity(tell), tokenizer, template);
+        // Bits differ between kinds of kernels.
+        let kind = self.device.as_ref().map_or_else(|| isa.to_string(), CudaDevice::kind);
+        served.identity =
+            format!("{model}, {context_type} contexts, {kind}, ends {:?}", served.eos_tokens);
+        Arc::new(served)
+    }
+}
+
+/// Opens what a model's text needs, and nothing that takes as long as its weights are large.
+pub fn open_text(
+    name: &str,
+    context_max: Option<u32>,
+    tell: Tell<'_>,
+) -> Result<ServedModel, LaunchError> {
+    Ok(open(name, context_max, tell)?.1)
+}
+
+fn open(
+    name: &str,
+    context_max: Option<u32>,
+    tell: Tell<'_>,
+) -> Result<(Model, ServedModel), LaunchError> {
+    let resolved = catalogue::resolve(name, &mut |progress| tell(LaunchNews::Pulling(progress)))?;
+    let model = resolved.open()?;
+    let config = model.config();
+    let (tokenizer, template) = match &resolved {
+        ResolvedModel::Path(_) => (Tokenizer::of(&model)?, ChatTemplate::of(&model)?),
+        ResolvedModel::Dummy(_) => (Tokenizer::bytes(config.vocab), None),
+    };
+    let context_max = match context_max {
+        Some(wanted) if wanted as usize > config.context_max => {
+            return Err(LaunchError::ContextMax { wanted, context_max: config.context_max });
+        }
+        Some(wanted) => wanted,
+        None => config.context_max as u32,
+    };
+    let mut eos_tokens = config.eos_tokens.clone();
+    eos_tokens.extend(tokenizer.eos_tokens());
+    eos_tokens.sort_unstable();
+    eos_tokens.dedup();
+    let served = ServedModel {
+        name: served_name(name),
+        identity: String::new(),
+        tokenizer,
+        template,
+        vocab: config.vocab as u32,
+        context_max,
+        eos_tokens,
+    };
+    Ok((model, served))
+}
+
+/// The model's name in results: its file's or folder's own name, else the name the user gave.
+fn served_name(asked: &str) -> String {
+    let path = Path::new(asked);
+    let own = path
+        .canonicalize()
+        .ok()
+        .and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    own.unwrap_or_else(|| asked.to_owned())
+}

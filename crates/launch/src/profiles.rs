@@ -1,0 +1,99 @@
+//! The profiles of this machine that were kept for later forecasts.
+
+use crate::error::{LaunchError, counted};
+use glinthawk_compute::Isa;
+use glinthawk_model::ModelConfig;
+use glinthawk_model::catalogue::cache_folder;
+use glinthawk_plan::Profile;
+use glinthawk_plan::profile::Provenance;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Keeps a profile where forecasts look for it; returns the file.
+pub fn keep_profile(config: &ModelConfig, profile: &Profile) -> Result<PathBuf, LaunchError> {
+    let path = path(config, &profile.provenance)?;
+    profile.write(&path)?;
+    Ok(path)
+}
+
+/// The profile of this machine for such a model and this many threads, if there is one.
+pub(crate) fn kept(config: &ModelConfig, isa: Isa, threads: usize) -> Option<Profile> {
+    Profile::read(&path(config, &provenance(isa, threads)).ok()?).ok()
+}
+
+fn path(config: &ModelConfig, provenance: &Provenance) -> Result<PathBuf, LaunchError> {
+    let folder = cache_folder()?.join("profiles");
+    if let Err(source) = std::fs::create_dir_all(&folder) {
+        return Err(LaunchError::ProfileFolder { folder, source });
+    }
+    let machine: String = provenance
+        .machine
+        .chars()
+        .map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' })
+        .collect();
+    // The widths rather than the model's name: they are what kernel times depend on.
+    Ok(folder.join(format!(
+        "{}-{}-{}-{}-{} {}-{} {machine} {}.json",
+        config.hidden,
+        config.query_width(),
+        config.kv_width(),
+        config.feed_forward,
+        config.vocab,
+        provenance.instruction_set,
+        provenance.threads,
+        provenance.version,
+    )))
+}
+
+/// This machine, as profiles name it.
+pub(crate) fn machine() -> String {
+    let information = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = information.lines().find_map(|line| line.strip_prefix("model name"));
+    let name = name.map_or("a machine", |name| name.trim_start_matches([' ', '\t', ':']));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{name}, {}", counted(cores, "core"))
+}
+
+/// This machine, and who measures when.
+pub(crate) fn provenance(isa: Isa, threads: usize) -> Provenance {
+    Provenance {
+        machine: machine(),
+        instruction_set: isa.name().to_owned(),
+        threads,
+        date: date(SystemTime::now()),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    }
+}
+
+/// A day in ISO 8601, in universal time: `2026-11-15`.
+fn date(time: SystemTime) -> String {
+    let days = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
+    // Years begin in March here, so that a leap day is the last of its year; 400 of them repeat.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    format!("{}-{month:02}-{day:02}", era * 400 + year + next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn days_are_named() {
+        let cases = [
+            (0, "1970-01-01"),
+            (951_782_400, "2000-02-29"),
+            (1_709_251_199, "2024-02-29"),
+            (1_794_700_800, "2026-11-15"),
+        ];
+        for (seconds, expected) in cases {
+            assert_eq!(date(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
+        }
+    }
+}

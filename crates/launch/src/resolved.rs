@@ -1,0 +1,205 @@
+//! A specification with nothing left open: what is launched, and what is forecast.
+
+use crate::error::LaunchError;
+use crate::machine;
+use crate::opened::Opened;
+use crate::profiles;
+use crate::specification::{Specification, Topology, flights_default};
+use glinthawk_cluster::{
+    ClusterError, Crowd, GpuFabric, Kernels as CpuKernels, Layout, Setting, allowed_cores,
+};
+use glinthawk_compute::cuda::{CudaDevice, CudaModel};
+use glinthawk_compute::{ContextType, CpuContext, Isa};
+use glinthawk_flight::PAGE_POSITIONS;
+use glinthawk_model::ModelConfig;
+use glinthawk_plan::{Deployment, Kernels, Link, Place, Shape, even_slices};
+use std::sync::Arc;
+
+/// Rows of a flight on each lane, if neither the specification nor a profile say.
+pub const BATCH_DEFAULT: u32 = 256;
+
+/// Rows of a GPU's batch: enough that products are limited by operations, not by reading weights.
+const GPU_BATCH: u32 = 4096;
+
+/// What will run.
+pub struct Resolved {
+    /// The model, by the name it was asked for.
+    pub model: String,
+    /// The engine's shape.
+    pub layout: Layout,
+    /// Instruction set of the kernels; workers from elsewhere may have a weaker one, and then all use that.
+    pub isa: Isa,
+    /// Kernel threads of each process on this machine.
+    pub threads: usize,
+    /// Memory for contexts of each process that attends; `None` where every worker says how much it has.
+    pub memory_bytes: Option<u64>,
+    /// Which processes there are.
+    pub topology: Topology,
+    /// Whether nodes record timelines.
+    pub trace: bool,
+}
+
+impl Resolved {
+    /// Decides what a specification leaves open, for an opened model and the prompts to come.
+    pub fn new(
+        specification: &Specification,
+        opened: &Opened,
+        crowd: Crowd,
+    ) -> Result<Self, LaunchError> {
+        let config = opened.model.config();
+        let topology = &specification.topology;
+        let alone = topology.is_one_process();
+        let (tier1, tier2) = topology.nodes()?;
+        if tier1 > config.layers {
+            return Err(LaunchError::Layers { tier1, layers: config.layers });
+        }
+        let batch = if opened.device.is_some() { GPU_BATCH } else { BATCH_DEFAULT };
+        let mut layout = Layout {
+            slices: tier1,
+            remote_lanes: tier2,
+            local_lanes: usize::from(topology.hybrid || tier2 == 0),
+            batch: specification.batch.unwrap_or(batch),
+            flights: specification.flights.unwrap_or(flights_default(tier1 as u32, alone)),
+            chunk: specification.chunk,
+            context_max: specification.context_max.unwrap_or(config.context_max as u32),
+            context_type: specification.context_type,
+            whole_flights: specification.whole_flights,
+        };
+        let wanted = specification.context_memory_bytes;
+        let memory_bytes = match (&opened.device, wanted) {
+            (Some(device), _) => Some(gpu_memory_bytes(wanted, config, &layout, device)?),
+            (None, None) if topology.listen.is_none() => Some(memory_bytes(opened, &layout)?),
+            (None, wanted) => wanted,
+        };
+        let threads = match alone {
+            true => machine::threads(specification.threads)?,
+            false => (allowed_cores().len() / (tier1 * (1 + tier2))).max(1),
+        };
+        if let (true, None, Some(memory_bytes)) = (alone, &opened.device, memory_bytes) {
+            layout = layout.with_local_lanes(config, threads, memory_bytes, crowd);
+        }
+        Ok(Self {
+            model: specification.model.clone(),
+            isa: machine::isa(specification.isa)?,
+            threads,
+            memory_bytes,
+            topology: topology.clone(),
+            trace: specification.trace,
+            layout,
+        })
+    }
+
+    /// Pages of each lane; `None` where that depends on the workers.
+    pub(crate) fn lane_pages(&self, opened: &Opened) -> Result<Option<u32>, ClusterError> {
+        // The lanes of one process share its memory. In a cluster, a process has one lane. The first slice has the most
+        // layers, so the fewest pages.
+        let lanes = self.layout.local_lanes.max(1) as u64;
+        let pages = |bytes: u64| self.layout.pages(opened.model.config(), 0, bytes / lanes);
+        self.memory_bytes.map(pages).transpose()
+    }
+
+    /// What statistics say of an engine that nothing was loaded for.
+    pub fn idle(&self, opened: &Opened) -> Setting {
+        self.setting(opened, CpuKernels { isa: self.isa, threads: self.threads }, 0)
+    }
+
+    /// What statistics say of the engine, whose kernels and memory may have come from its workers.
+    pub(crate) fn setting(
+        &self,
+        opened: &Opened,
+        kernels: CpuKernels,
+        memory_bytes: u64,
+    ) -> Setting {
+        let (config, layout) = (opened.model.config(), &self.layout);
+        let gpu = opened.device.as_ref();
+        Setting {
+            model: opened.served.name.clone(),
+            backend: if gpu.is_some() { "cuda" } else { "cpu" },
+            instruction_set: gpu.map_or_else(|| kernels.isa.name().to_owned(), CudaDevice::kind),
+            threads: kernels.threads,
+            tier1_nodes: layout.slices,
+            tier2_nodes: layout.remote_lanes,
+            tier1_attends: layout.local_lanes > 0,
+            lanes: layout.lanes(),
+            batch: layout.batch,
+            flights: layout.flights,
+            chunk: layout.chunk,
+            context_memory_bytes: memory_bytes,
+            context_type: layout.context_type.name(),
+            page_bytes: CpuContext::page_bytes(config, config.layers, layout.context_type) as u64,
+            max_context: layout.context_max,
+        }
+    }
+
+    /// Kernel threads of each lane.
+    pub(crate) fn lane_threads(&self) -> usize {
+        self.threads / self.layout.local_lanes.max(1)
+    }
+
+    /// The engine as a forecast sees it; `None` where it is not all on CPUs of this machine, or where there is no
+    /// profile of them.
+    pub(crate) fn deployment(&self, opened: &Opened) -> Option<Deployment> {
+        if self.topology.listen.is_some() || opened.device.is_some() {
+            return None;
+        }
+        let config = opened.model.config();
+        let kept = profiles::kept(config, self.isa, self.lane_threads())?;
+        let kernels = Arc::new(Kernels::Measured(Box::new(kept)));
+        let Layout { slices, remote_lanes, local_lanes, batch, flights, chunk, .. } = self.layout;
+        let (cores, processes) = (allowed_cores().len(), slices * (1 + remote_lanes));
+        let link = self.topology.link();
+        Some(Deployment {
+            shape: Shape::of(opened.model.name(), config),
+            slices: even_slices(config.layers, slices),
+            tier2: remote_lanes,
+            local_lane: local_lanes > 0,
+            batch,
+            flights,
+            chunk,
+            context_max: self.layout.context_max,
+            lane_pages: self.lane_pages(opened).ok()??,
+            whole_flights: self.layout.whole_flights,
+            greedy: true,
+            tier1: Arc::clone(&kernels),
+            tier2_kernels: kernels,
+            delay: link.delay.as_secs_f64(),
+            bandwidth: link.bytes_per_second.map_or(f64::INFINITY, |rate| rate as f64),
+            port: f64::INFINITY,
+            hop: Link { rtt: 0.0, bandwidth: f64::INFINITY },
+            place: match self.topology.is_one_process() {
+                true => Place::OneProcess { lanes: local_lanes },
+                false if processes >= cores => Place::SharedCores(cores),
+                false => Place::OwnMachines,
+            },
+        })
+    }
+}
+
+/// Memory for the contexts of each process that attends on this machine: half of what the weights leave, in equal parts.
+/// A longest context must fit, so it may be more than half.
+fn memory_bytes(opened: &Opened, layout: &Layout) -> Result<u64, LaunchError> {
+    let config = opened.model.config();
+    let weights = Shape::of(opened.model.name(), config).model_bytes() as u64;
+    let attending = (layout.slices * layout.lanes()) as u64;
+    let each = machine::free_memory_bytes()?.saturating_sub(weights) / attending;
+    let page = CpuContext::page_bytes(config, config.layers, layout.context_type) as u64;
+    let longest = page * u64::from(layout.context_max.div_ceil(PAGE_POSITIONS));
+    Ok((each / 2).max(longest.min(each / 10 * 9)))
+}
+
+/// Memory for contexts on a GPU, which holds the whole model: all that is left, or less where less was asked for.
+fn gpu_memory_bytes(
+    wanted: Option<u64>,
+    config: &ModelConfig,
+    layout: &Layout,
+    device: &CudaDevice,
+) -> Result<u64, LaunchError> {
+    if layout.context_type != ContextType::Bf16 {
+        return Err(LaunchError::GpuContextType);
+    }
+    let needed_bytes = CudaModel::bytes_beside_pages(config, &GpuFabric::limits(layout, 0)) as u64;
+    let free_bytes = device.memory_free_bytes()?;
+    let left = free_bytes.checked_sub(needed_bytes);
+    let left = left.ok_or(LaunchError::GpuMemory { needed_bytes, free_bytes })?;
+    Ok(wanted.unwrap_or(left).min(left))
+}

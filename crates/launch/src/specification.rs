@@ -1,0 +1,146 @@
+//! What to run and on what, as far as anyone has said.
+
+use crate::device::Device;
+use crate::error::LaunchError;
+use crate::machine;
+use glinthawk_cluster::Link;
+use glinthawk_compute::{ContextType, Isa};
+use std::time::Duration;
+
+/// Prefill rows of one prompt in a step, unless something else is said.
+pub const CHUNK_DEFAULT: u32 = 256;
+
+/// Flights of a cluster for each of its Tier-1 nodes, so that there is one to compute while others travel.
+const FLIGHTS_PER_SLICE: u32 = 3;
+
+/// Flights in the air, unless something else is said.
+pub fn flights_default(tier1: u32, one_process: bool) -> u32 {
+    if one_process { 1 } else { FLIGHTS_PER_SLICE * tier1 }
+}
+
+/// What to run and on what. `None` is left open; `Resolved::new` decides it.
+#[derive(Clone, Debug)]
+pub struct Specification {
+    /// The model: a name in the catalogue, a folder or file, a name on the hub, or dummy:SHAPE.
+    pub model: String,
+    /// Where it runs.
+    pub device: Device,
+    /// Instruction set of the kernels.
+    pub isa: Option<Isa>,
+    /// Kernel threads of this process.
+    pub threads: Option<u32>,
+    /// Which processes it is spread over.
+    pub topology: Topology,
+    /// Rows of a flight on each lane (B).
+    pub batch: Option<u32>,
+    /// Flights in the air.
+    pub flights: Option<u32>,
+    /// Prefill rows of one prompt in a step.
+    pub chunk: u32,
+    /// Memory for contexts in each process that attends.
+    pub context_memory_bytes: Option<u64>,
+    /// How keys and values are stored.
+    pub context_type: ContextType,
+    /// Positions a context may have.
+    pub context_max: Option<u32>,
+    /// Whether Tier 1 waits for all shards of a flight before it computes.
+    pub whole_flights: bool,
+    /// Whether nodes record timelines.
+    pub trace: bool,
+}
+
+/// Which processes an engine is spread over; by default, this one alone.
+#[derive(Clone, Debug, Default)]
+pub struct Topology {
+    /// Tier-1 nodes (K).
+    pub tier1: Option<u32>,
+    /// Tier-2 nodes for each of them (K').
+    pub tier2: Option<u32>,
+    /// Whether Tier-1 nodes attend too, beside their Tier-2 nodes.
+    pub hybrid: bool,
+    /// Where workers from elsewhere join; `None` starts local processes.
+    pub listen: Option<String>,
+    /// How many workers join there.
+    pub workers: Option<u32>,
+    /// Artificial delay between the tiers, each way.
+    pub delay: Option<Duration>,
+    /// Artificial bandwidth between the tiers, each way, in bytes per second.
+    pub bandwidth: Option<u64>,
+}
+
+impl Specification {
+    /// A model, and everything else left open.
+    pub fn new(model: &str) -> Self {
+        Self {
+            model: model.to_owned(),
+            device: Device::default(),
+            isa: None,
+            threads: None,
+            topology: Topology::default(),
+            batch: None,
+            flights: None,
+            chunk: CHUNK_DEFAULT,
+            context_memory_bytes: None,
+            context_type: ContextType::default(),
+            context_max: None,
+            whole_flights: false,
+            trace: false,
+        }
+    }
+
+    /// Refuses what would do nothing, before anything is opened.
+    pub(crate) fn check(&self) -> Result<(), LaunchError> {
+        let topology = &self.topology;
+        let (_, tier2) = topology.nodes()?;
+        let of_tier2 = [
+            ("--hybrid", topology.hybrid),
+            ("--delay", topology.delay.is_some()),
+            ("--bandwidth", topology.bandwidth.is_some()),
+        ];
+        if let Some((option, _)) = of_tier2.iter().find(|(_, given)| *given && tier2 == 0) {
+            return Err(LaunchError::NoTier2(option));
+        }
+        if !topology.is_one_process() {
+            if let Device::Cuda(_) = self.device {
+                return Err(LaunchError::DeviceOfCluster(self.device));
+            }
+            if self.threads.is_some() {
+                return Err(LaunchError::ThreadsOfCluster);
+            }
+        }
+        machine::threads(self.threads)?;
+        Ok(())
+    }
+
+    /// The device to open: the nodes of a cluster compute on CPUs.
+    pub(crate) fn device(&self) -> Device {
+        if self.topology.is_one_process() { self.device } else { Device::Cpu }
+    }
+}
+
+impl Topology {
+    /// Whether it is this process only.
+    pub fn is_one_process(&self) -> bool {
+        self.tier1.is_none() && self.tier2.is_none() && self.listen.is_none()
+    }
+
+    /// Tier-1 nodes, and Tier-2 nodes for each of them.
+    pub(crate) fn nodes(&self) -> Result<(usize, usize), LaunchError> {
+        let tier1 = self.tier1.unwrap_or(1) as usize;
+        let workers = self.workers.map(|workers| workers as usize);
+        let tier2 = match (self.tier2, workers) {
+            (Some(tier2), _) => tier2 as usize,
+            (None, Some(workers)) => (workers / tier1).saturating_sub(1),
+            (None, None) => 0,
+        };
+        match workers.filter(|workers| *workers != tier1 * (1 + tier2)) {
+            None => Ok((tier1, tier2)),
+            Some(workers) => Err(LaunchError::Workers { workers, tier1, tier2 }),
+        }
+    }
+
+    /// The artificial link between the tiers.
+    pub(crate) fn link(&self) -> Link {
+        Link { delay: self.delay.unwrap_or_default(), bytes_per_second: self.bandwidth }
+    }
+}
