@@ -7,7 +7,7 @@ use glinthawk_cluster::net::{BenchOptions, bench};
 use glinthawk_cluster::peak_memory_bytes;
 use glinthawk_compute::bench::{Ceilings, ContextBench, Timing, WeightBench};
 use glinthawk_compute::{ContextType, Threads};
-use glinthawk_launch::{isa, threads};
+use glinthawk_launch::{isa, layers_timed, threads};
 use glinthawk_model::{Model, ModelConfig};
 use glinthawk_plan::bench::{large_cluster, paper_search, timed};
 use std::fmt;
@@ -21,9 +21,6 @@ const CONTEXT_BYTES: usize = 1 << 30;
 
 /// Decode rows of the attention benchmark at most.
 const CONTEXT_ROWS_MAX: usize = 512;
-
-/// Weights of the product benchmark: more than fits in a last-level cache.
-const WEIGHT_BYTES: usize = 1 << 30;
 
 /// Prints every kernel as a fraction of the limit that binds it.
 pub fn kernels(args: &KernelBenchArgs) -> anyhow::Result<ExitCode> {
@@ -42,10 +39,7 @@ pub fn kernels(args: &KernelBenchArgs) -> anyhow::Result<ExitCode> {
     for shape in &args.shapes {
         let model = Model::dummy(shape)?;
         let config = model.config();
-        let layer_bytes = 2
-            * config.hidden
-            * (config.qkv_width() + config.query_width() + 3 * config.feed_forward);
-        let layers = (WEIGHT_BYTES / layer_bytes).clamp(1, config.layers);
+        let layers = layers_timed(config);
         let rows_max = args.batches.iter().copied().max().context("--batches is empty")?;
         let mut products =
             WeightBench::new(&model, 0..layers, false, rows_max, isa, Arc::clone(&threads))?;

@@ -1,9 +1,8 @@
 //! `devices`: what there is to run on.
 
 use crate::units;
-use glinthawk_cluster::allowed_cores;
-use glinthawk_compute::Isa;
 use glinthawk_compute::cuda::gpus;
+use glinthawk_compute::{Isa, allowed_cores};
 use std::process::ExitCode;
 
 /// Lists what this machine has.

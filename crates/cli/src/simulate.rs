@@ -4,11 +4,12 @@ use crate::args::{SimulateArgs, Usage};
 use crate::progress::say;
 use crate::{models, workloads};
 use anyhow::{Context, bail};
+use glinthawk_model::even_slices;
 use glinthawk_plan::shape::GIB;
 use glinthawk_plan::{
     Catalogue, Cluster, Configuration, Contexts, Deployment, Disturbance, Forecast, Group, Kernels,
-    Link, Place, Plan, Profile, Report, Rules, Shape, Slice, Traffic, Workload, even_slices,
-    forecast, simulate_traced,
+    Link, Place, Plan, Profile, Report, Rules, Shape, Slice, Traffic, Workload, forecast,
+    simulate_traced,
 };
 use serde::Serialize;
 use std::io::Write;

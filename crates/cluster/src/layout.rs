@@ -3,7 +3,7 @@
 use crate::error::ClusterError;
 use glinthawk_compute::{ContextType, CpuContext};
 use glinthawk_flight::PAGE_POSITIONS;
-use glinthawk_model::ModelConfig;
+use glinthawk_model::{ModelConfig, even_slices};
 use glinthawk_protocol::{DispatcherConfig, Merge};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -105,8 +105,9 @@ impl Layout {
 
     /// The layers of a slice: as even as possible, with the longer slices first.
     pub fn layers(&self, layers: usize, slice: usize) -> Range<usize> {
-        let start = |slice: usize| slice * (layers / self.slices) + slice.min(layers % self.slices);
-        start(slice)..start(slice + 1)
+        let lengths = even_slices(layers, self.slices);
+        let start = lengths[..slice].iter().sum();
+        start..start + lengths[slice]
     }
 
     /// Pages of a slice's attention worker with this much memory: as many as fit, but no more than

@@ -41,7 +41,7 @@ pub use local::{Kernels, LocalFabric};
 pub use memory::free_memory_bytes;
 pub use muster::{ClusterSpec, Muster, Mustered};
 pub use news::WorkerNews;
-pub use processes::{Processes, TOKEN_VARIABLE, allowed_cores, keep_to_cores};
+pub use processes::{Processes, TOKEN_VARIABLE, keep_to_cores};
 pub use pump::run_job;
 pub use remote::RemoteFabric;
 pub use report::{NodeReport, Traffic, peak_memory_bytes};

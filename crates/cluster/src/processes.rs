@@ -3,6 +3,7 @@
 
 use crate::error::ClusterError;
 use crate::layout::Layout;
+pub(crate) use glinthawk_compute::allowed_cores;
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
@@ -113,14 +114,6 @@ fn core_shares(count: usize) -> Vec<Vec<usize>> {
     }
     let start = |index: usize| index * cores.len() / count;
     (0..count).map(|index| cores[start(index)..start(index + 1)].to_vec()).collect()
-}
-
-/// The cores this process may use, at least one.
-pub fn allowed_cores() -> Vec<usize> {
-    let set = rustix::thread::sched_getaffinity(None);
-    let allowed = set
-        .map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect());
-    allowed.ok().filter(|cores: &Vec<usize>| !cores.is_empty()).unwrap_or_else(|| vec![0])
 }
 
 /// Keeps this process, and every thread it starts from now on, to these cores.

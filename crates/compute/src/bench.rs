@@ -162,10 +162,7 @@ impl WeightBench {
             self.weights
                 .post_attention(layer, &[ShardIn { slab: 0..rows, attended: &self.attended }]);
         }
-        let config = &self.config;
-        let parameters =
-            config.hidden * (config.qkv_width() + config.query_width() + 3 * config.feed_forward);
-        Self::timing(started, parameters * self.layers, rows)
+        Self::timing(started, self.config.layer_parameters() * self.layers, rows)
     }
 
     /// The classifier and the likeliest token of `rows` rows.

@@ -98,8 +98,7 @@ const FILL: u8 = 0x3e;
 
 /// Bytes of matrices that a slice reads.
 fn slice_bytes(config: &ModelConfig, spec: &SliceSpec) -> u64 {
-    let layer =
-        config.hidden * (config.qkv_width() + config.query_width() + 3 * config.feed_forward);
+    let layer = config.layer_parameters();
     let table = config.hidden * config.vocab;
     let tables = match (spec.embeds, spec.classifies) {
         (true, true) if config.tied_embeddings => 1,

@@ -25,7 +25,7 @@ pub use cpu::{CpuContext, CpuWeights};
 pub use error::{ComputeError, size};
 pub use isa::Isa;
 pub use source::SliceSpec;
-pub use threads::Threads;
+pub use threads::{Threads, allowed_cores};
 
 use std::ops::Range;
 

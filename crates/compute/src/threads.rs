@@ -240,11 +240,13 @@ fn await_job(shared: &Shared, index: usize, seen: usize) -> usize {
     }
 }
 
+/// The cores this process may use, at least one.
 #[cfg(target_os = "linux")]
-fn allowed_cores() -> Vec<usize> {
+pub fn allowed_cores() -> Vec<usize> {
     use rustix::thread::{CpuSet, sched_getaffinity};
-    let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
-    (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
+    let set = sched_getaffinity(None);
+    let allowed = set.map(|set| (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect());
+    allowed.ok().filter(|cores: &Vec<usize>| !cores.is_empty()).unwrap_or_else(|| vec![0])
 }
 
 #[cfg(target_os = "linux")]
@@ -257,9 +259,10 @@ fn pin(core: Option<usize>) {
     let _ = sched_setaffinity(None, &set);
 }
 
+/// The cores this process may use, at least one.
 #[cfg(not(target_os = "linux"))]
-fn allowed_cores() -> Vec<usize> {
-    Vec::new()
+pub fn allowed_cores() -> Vec<usize> {
+    vec![0]
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -35,7 +35,7 @@ pub use news::{LaunchNews, Tell};
 pub use opened::{Opened, open_text};
 pub use outlook::Outlook;
 pub use planned::Planned;
-pub use profiler::{Effort, take_profile};
+pub use profiler::{Effort, layers_timed, take_profile};
 pub use profiles::keep_profile;
 
 pub use resolved::{BATCH_DEFAULT, Resolved};

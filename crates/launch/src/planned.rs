@@ -3,7 +3,8 @@
 use crate::opened::Opened;
 use crate::profiles;
 use crate::specification::{Specification, Topology};
-use glinthawk_plan::{Catalogue, Plan, PlanError, even_slices};
+use glinthawk_model::even_slices;
+use glinthawk_plan::{Catalogue, Plan, PlanError};
 use std::path::Path;
 
 /// A plan and the file it came from.

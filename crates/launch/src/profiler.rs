@@ -6,18 +6,18 @@ use crate::opened::Opened;
 use crate::overheads;
 use crate::profiles::provenance;
 use crate::sweep::{mean, sweep};
-use glinthawk_cluster::{allowed_cores, keep_to_cores};
+use glinthawk_cluster::keep_to_cores;
 use glinthawk_compute::bench::{AttentionBench, Stage, StageBench};
-use glinthawk_compute::{Isa, Threads};
+use glinthawk_compute::{Isa, Threads, allowed_cores};
 use glinthawk_model::{Model, ModelConfig};
+use glinthawk_plan::Profile;
 use glinthawk_plan::profile::{
     AttentionCurve, Curve, PROFILE_VERSION, Point, ProfileShape, batch_ladder,
 };
-use glinthawk_plan::{Profile, Shape};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most weights to load: more than fits in a last-level cache.
+/// The most weights to load.
 const WEIGHT_BYTES: usize = 1 << 30;
 /// The least memory of contexts for each of several simultaneous measurements.
 const CONTEXT_BYTES_MIN: usize = 64 << 20;
@@ -209,6 +209,11 @@ struct Instance {
     of: usize,
 }
 
+/// Layers whose weights are loaded to time kernels with: more than fit in a last-level cache, if there are as many.
+pub fn layers_timed(config: &ModelConfig) -> usize {
+    (WEIGHT_BYTES / (2 * config.layer_parameters())).clamp(1, config.layers)
+}
+
 /// Loads the weights, which all instances share.
 fn stages(
     model: &Model,
@@ -217,9 +222,7 @@ fn stages(
     batch_max: usize,
     tell: Tell<'_>,
 ) -> Result<StageBench, LaunchError> {
-    let config = model.config();
-    let layer_bytes = Shape::of(model.name(), config).layer_bytes() as usize;
-    let layers = (WEIGHT_BYTES / layer_bytes).clamp(1, config.layers);
+    let layers = layers_timed(model.config());
     let threads = Arc::new(Threads::new(cores)?);
     let show = &mut |done, total| tell(LaunchNews::Loading(done, total));
     Ok(StageBench::new(model, 0..layers, batch_max, isa, threads, show)?)

@@ -5,14 +5,12 @@ use crate::machine;
 use crate::opened::Opened;
 use crate::profiles;
 use crate::specification::{Specification, Topology, flights_default};
-use glinthawk_cluster::{
-    ClusterError, Crowd, GpuFabric, Kernels as CpuKernels, Layout, Setting, allowed_cores,
-};
+use glinthawk_cluster::{ClusterError, Crowd, GpuFabric, Kernels as CpuKernels, Layout, Setting};
 use glinthawk_compute::cuda::{CudaDevice, CudaModel};
-use glinthawk_compute::{ContextType, CpuContext, Isa};
+use glinthawk_compute::{ContextType, CpuContext, Isa, allowed_cores};
 use glinthawk_flight::PAGE_POSITIONS;
-use glinthawk_model::ModelConfig;
-use glinthawk_plan::{Deployment, Kernels, Link, Place, Shape, even_slices};
+use glinthawk_model::{ModelConfig, even_slices};
+use glinthawk_plan::{Deployment, Kernels, Link, Place, Shape};
 use std::sync::Arc;
 
 /// Rows of a flight on each lane, if neither the specification nor a profile say.

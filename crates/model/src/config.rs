@@ -70,6 +70,11 @@ impl ModelConfig {
         self.query_width() + 2 * self.kv_width()
     }
 
+    /// Parameters of one layer's matrices.
+    pub fn layer_parameters(&self) -> usize {
+        self.hidden * (self.qkv_width() + self.query_width() + 3 * self.feed_forward)
+    }
+
     /// Bytes of keys and values that one token adds to its context, over all layers, in bf16.
     pub fn context_bytes_per_token(&self) -> usize {
         self.layers * 2 * self.kv_width() * 2
@@ -115,5 +120,27 @@ impl ModelConfig {
             }
         }
         Ok(self)
+    }
+}
+
+/// Layers of the consecutive slices on `nodes` nodes, as even as possible; longer slices first, because the last slice
+/// also classifies.
+pub fn even_slices(layers: usize, nodes: usize) -> Vec<usize> {
+    assert!(nodes > 0 && nodes <= layers, "a slice holds at least one layer");
+    let (each, extra) = (layers / nodes, layers % nodes);
+    (0..nodes).map(|index| each + usize::from(index < extra)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_cover_all_layers_and_favour_the_last() {
+        for (layers, nodes, expected) in
+            [(80, 9, vec![9, 9, 9, 9, 9, 9, 9, 9, 8]), (4, 4, vec![1; 4]), (7, 2, vec![4, 3])]
+        {
+            assert_eq!(even_slices(layers, nodes), expected);
+        }
     }
 }

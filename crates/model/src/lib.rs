@@ -20,7 +20,7 @@ pub mod tokenizer;
 mod weights;
 
 pub use chat::{ChatError, ChatMessage, ChatTemplate};
-pub use config::ModelConfig;
+pub use config::{ModelConfig, even_slices};
 pub use error::{ConfigError, ModelError};
 pub use identity::Identity;
 pub use model::{ElsewhereWeights, Model, Source};

@@ -55,7 +55,7 @@ pub use proposal::{Neighbour, Proposal, propose};
 pub use random::Random;
 pub use report::{Report, TokenTime, TrafficRates, simulate, simulate_traced};
 pub use search::{Effort, Found, best_at, search};
-pub use shape::{Shape, even_slices};
+pub use shape::Shape;
 pub use space::{Job, Settings, Site, Space};
 pub use trace::Trace;
 pub use workload::{Clipped, Held, Length, Mixture, Workload};

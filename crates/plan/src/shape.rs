@@ -1,6 +1,6 @@
 //! The few numbers of a model that decide memory, arithmetic and traffic; no weights, no kernels.
 
-use glinthawk_model::ModelConfig;
+use glinthawk_model::{ModelConfig, even_slices};
 
 /// Bytes in a GiB.
 pub const GIB: f64 = (1u64 << 30) as f64;
@@ -130,14 +130,6 @@ impl Shape {
     }
 }
 
-/// Consecutive layers per slice, as even as possible, larger slices first because the last slice also
-/// classifies.
-pub fn even_slices(layers: usize, nodes: usize) -> Vec<usize> {
-    assert!(nodes > 0 && nodes <= layers, "a slice holds at least one layer");
-    let (each, extra) = (layers / nodes, layers % nodes);
-    (0..nodes).map(|index| each + usize::from(index < extra)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,14 +137,5 @@ mod tests {
     #[test]
     fn llama2_70b_layer_is_1632_mib() {
         assert_eq!(Shape::llama2_70b().layer_bytes() / MIB, 1632.0);
-    }
-
-    #[test]
-    fn slices_cover_all_layers_and_favour_the_last() {
-        for (layers, nodes, expected) in
-            [(80, 9, vec![9, 9, 9, 9, 9, 9, 9, 9, 8]), (4, 4, vec![1; 4]), (7, 2, vec![4, 3])]
-        {
-            assert_eq!(even_slices(layers, nodes), expected);
-        }
     }
 }

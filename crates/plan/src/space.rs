@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use glinthawk_model::even_slices;
+
 use crate::admission::Admission;
 use crate::calculus::Traffic;
 use crate::candidate::{Candidate, Evaluation};
@@ -10,7 +12,7 @@ use crate::cluster::{Cluster, Pool};
 use crate::configuration::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
 use crate::error::PlanError;
 use crate::kernels::Kernels;
-use crate::shape::{GIB, Shape, even_slices};
+use crate::shape::{GIB, Shape};
 use crate::table::Table;
 use crate::workload::Workload;
 

@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 
+use glinthawk_model::even_slices;
 use glinthawk_plan::{
     Catalogue, Configuration, Contexts, Disturbance, Group, Kernels, Link, Rules, Shape, Slice,
-    Traffic, even_slices, simulate,
+    Traffic, simulate,
 };
 
 #[derive(Clone, Copy)]

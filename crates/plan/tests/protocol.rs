@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use glinthawk_flight::Row;
+use glinthawk_model::even_slices;
 use glinthawk_plan::{
     Catalogue, Configuration, Contexts, Disturbance, Group, Kernels, Link, Rules, Shape, Slice,
-    Traffic, even_slices, simulate,
+    Traffic, simulate,
 };
 use glinthawk_protocol::virtual_time::{self, Costs, Topology};
 use glinthawk_protocol::{DispatcherConfig, Merge, Prompt, Stage, Tier1Work};

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use glinthawk_model::even_slices;
 use glinthawk_plan::catalogue::Efficiency;
 use glinthawk_plan::{
     Bottleneck, Catalogue, Configuration, Contexts, Device, Disturbance, Group, Kernels, Link,
-    Rules, Shape, Slice, Traffic, Workload, even_slices, simulate, simulate_traced,
+    Rules, Shape, Slice, Traffic, Workload, simulate, simulate_traced,
 };
 
 /// K slices with K' nodes of B rows each, on the devices of the catalogue.
