@@ -3,7 +3,9 @@
 use crate::units;
 use clap::{Args, Parser, Subcommand};
 use glinthawk_compute::{ContextType, Isa};
-use glinthawk_launch::{BATCH_DEFAULT, CHUNK_DEFAULT, Device, Specification, Topology};
+use glinthawk_launch::{
+    BATCH_DEFAULT, CHUNK_DEFAULT, Device, Specification, Topology, flights_default,
+};
 use glinthawk_model::catalogue::DEFAULT_MODEL;
 use glinthawk_plan::Objective;
 use std::path::PathBuf;
@@ -252,7 +254,7 @@ pub struct SimulateArgs {
     /// Rows of a flight for each attention worker
     #[arg(long, default_value_t = BATCH_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: u32,
-    /// Flights in the air [default: 1, or 3 for each Tier-1 node if there is a Tier 2]
+    /// Flights in the air [default: 1, or 3 for each Tier-1 node of a cluster]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub flights: Option<u32>,
     /// Most prefill rows of one prompt in a batch
@@ -298,7 +300,8 @@ pub struct SimulateArgs {
 impl SimulateArgs {
     /// Flights in the air; the default is the same as for `run`.
     pub fn flights(&self) -> u32 {
-        self.flights.unwrap_or(if self.tier2 == 0 { 1 } else { 3 * self.tier1 })
+        let one_process = self.tier1 == 1 && self.tier2 == 0 && self.cores.is_none();
+        self.flights.unwrap_or(flights_default(self.tier1, one_process))
     }
 }
 

@@ -11,6 +11,7 @@ use glinthawk_plan::{
     Link, Place, Plan, Profile, Report, Rules, Shape, Slice, Traffic, Workload, forecast,
     simulate_traced,
 };
+use glinthawk_protocol::{PAGE_POSITIONS, lane_pages};
 use serde::Serialize;
 use std::io::Write;
 use std::path::Path;
@@ -66,7 +67,7 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     let job = match &workload {
         Some(workload) => {
             trace = glinthawk_plan::Trace::default();
-            let pages = lane_pages(args, &shape, context_max, context_memory)?;
+            let pages = pages(args, &shape, context_max, context_memory)?;
             let deployment = deployment(args, &shape, (context_max, pages), &tier1, &tier2);
             Some(forecast(&deployment, workload, Some(&mut trace)))
         }
@@ -151,25 +152,22 @@ fn context_memory(
 }
 
 /// Pages of each attention worker: what its memory holds, and no more than could ever be used.
-fn lane_pages(
+fn pages(
     args: &SimulateArgs,
     shape: &Shape,
     context_max: u32,
     context_memory: Option<f64>,
 ) -> anyhow::Result<u32> {
-    let context_pages = u64::from(context_max.div_ceil(16));
-    let useful = u64::from(args.flights() * args.batch) * context_pages;
-    let slice_layers = shape.layers.div_ceil(args.tier1 as usize);
-    let page_bytes = 16.0 * shape.context_bytes_per_layer() * slice_layers as f64;
+    let page_bytes = shape.page_bytes(shape.layers.div_ceil(args.tier1 as usize));
     let held = context_memory.map(|bytes| (bytes / f64::from(args.lanes) / page_bytes) as u64);
-    if let Some(held) = held.filter(|held| *held < context_pages) {
-        bail!(
+    let slots = u64::from(args.flights() * args.batch);
+    lane_pages(held.unwrap_or(u64::MAX), context_max, slots).with_context(|| {
+        format!(
             "an attention worker has memory for {} positions, less than one context of {context_max} tokens: \
              give --max-context, --context-memory, or more nodes",
-            held * 16
-        );
-    }
-    Ok(u32::try_from(held.unwrap_or(useful).min(useful)).unwrap_or(u32::MAX))
+            held.unwrap_or_default() * u64::from(PAGE_POSITIONS)
+        )
+    })
 }
 
 /// A profile's kernels, or a device's and its memory.

@@ -2,9 +2,9 @@
 
 use crate::error::ClusterError;
 use glinthawk_compute::{ContextType, CpuContext};
-use glinthawk_flight::PAGE_POSITIONS;
+use glinthawk_flight::{PAGE_POSITIONS, pages_for};
 use glinthawk_model::{ModelConfig, even_slices};
-use glinthawk_protocol::{DispatcherConfig, Merge};
+use glinthawk_protocol::{DispatcherConfig, Merge, lane_pages};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -66,13 +66,13 @@ impl Layout {
         crowd: Crowd,
     ) -> Self {
         let page_bytes = CpuContext::page_bytes(config, config.layers, self.context_type) as u64;
-        let pages = |tokens: usize| tokens.div_ceil(PAGE_POSITIONS as usize).max(1) as u64;
-        let held = memory_bytes / page_bytes / pages(crowd.tokens);
+        let held = memory_bytes / page_bytes / u64::from(pages_for(crowd.tokens as u32).max(1));
         let together = crowd.prompts.min(held as usize);
         let worthwhile = |lanes: &usize| {
             threads.is_multiple_of(*lanes)
                 && (together / lanes).min(self.batch as usize) >= LANE_ROWS_MIN
-                && memory_bytes / *lanes as u64 / page_bytes >= pages(self.context_max as usize)
+                && memory_bytes / *lanes as u64 / page_bytes
+                    >= u64::from(pages_for(self.context_max))
         };
         let local_lanes = (2..=threads).rev().find(worthwhile).unwrap_or(1);
         Self { local_lanes, ..self }
@@ -121,18 +121,14 @@ impl Layout {
     ) -> Result<u32, ClusterError> {
         let layers = self.layers(config.layers, slice).len();
         let page_bytes = CpuContext::page_bytes(config, layers, self.context_type) as u64;
-        let pages = memory_bytes / page_bytes;
-        let context_pages = u64::from(self.context_max.div_ceil(PAGE_POSITIONS));
-        if pages < context_pages {
-            return Err(ClusterError::ContextMemory {
-                context_max: self.context_max,
-                needed_bytes: context_pages * page_bytes,
-                given_bytes: memory_bytes,
-                context_fits: pages * u64::from(PAGE_POSITIONS),
-            });
-        }
-        let useful = context_pages * u64::from(self.slots());
-        Ok(u32::try_from(pages.min(useful)).unwrap_or(u32::MAX))
+        let held = memory_bytes / page_bytes;
+        let pages = lane_pages(held, self.context_max, self.slots().into());
+        pages.ok_or(ClusterError::ContextMemory {
+            context_max: self.context_max,
+            needed_bytes: u64::from(pages_for(self.context_max)) * page_bytes,
+            given_bytes: memory_bytes,
+            context_fits: held * u64::from(PAGE_POSITIONS),
+        })
     }
 
     /// What the dispatcher needs; `lane_pages` is the fewest that any slice's worker has on a lane.

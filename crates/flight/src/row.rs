@@ -4,6 +4,11 @@
 /// Positions in one page of context.
 pub const PAGE_POSITIONS: u32 = 16;
 
+/// Pages that hold this many positions.
+pub fn pages_for(positions: u32) -> u32 {
+    positions.div_ceil(PAGE_POSITIONS)
+}
+
 /// One token of one prompt at one position: the unit of work that flows through the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]

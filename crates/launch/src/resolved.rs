@@ -8,7 +8,7 @@ use crate::specification::{Specification, Topology, flights_default};
 use glinthawk_cluster::{ClusterError, Crowd, GpuFabric, Kernels as CpuKernels, Layout, Setting};
 use glinthawk_compute::cuda::{CudaDevice, CudaModel};
 use glinthawk_compute::{ContextType, CpuContext, Isa, allowed_cores};
-use glinthawk_flight::PAGE_POSITIONS;
+use glinthawk_flight::pages_for;
 use glinthawk_model::{ModelConfig, even_slices};
 use glinthawk_plan::{Deployment, Kernels, Link, Place, Shape};
 use std::sync::Arc;
@@ -181,7 +181,7 @@ fn memory_bytes(opened: &Opened, layout: &Layout) -> Result<u64, LaunchError> {
     let attending = (layout.slices * layout.lanes()) as u64;
     let each = machine::free_memory_bytes()?.saturating_sub(weights) / attending;
     let page = CpuContext::page_bytes(config, config.layers, layout.context_type) as u64;
-    let longest = page * u64::from(layout.context_max.div_ceil(PAGE_POSITIONS));
+    let longest = page * u64::from(pages_for(layout.context_max));
     Ok((each / 2).max(longest.min(each / 10 * 9)))
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use glinthawk_protocol::lane_pages;
 use serde::{Deserialize, Serialize};
 
 use crate::bound::Bottleneck;
@@ -165,15 +166,13 @@ impl Plan {
             }
         }
         let batch = if self.tier2 == 0 { self.local_rows } else { self.batch };
-        let context_pages = self.max_context.div_ceil(16) as u64;
-        let most = *self.slices.iter().max().expect("a plan has slices") as f64;
-        let page_bytes = 16.0 * most * shape.context_bytes_per_layer();
-        let pages = (context.bytes as f64 / page_bytes) as u64;
-        if pages < context_pages {
+        let context_max = number("max_context", self.max_context)?;
+        let most = *self.slices.iter().max().expect("a plan has slices");
+        let held = (context.bytes as f64 / shape.page_bytes(most)) as u64;
+        let Some(lane_pages) = lane_pages(held, context_max, (self.flights * batch) as u64) else {
             let problem = format!("holds no context of {} tokens", self.max_context);
             return Err(wrong("tier2_context.bytes", problem));
-        }
-        let useful = context_pages * (self.flights * batch) as u64;
+        };
         Ok(Deployment {
             shape: shape.clone(),
             slices: self.slices.clone(),
@@ -182,8 +181,8 @@ impl Plan {
             batch: number("batch", batch)?,
             flights: number("flights", self.flights)?,
             chunk: number("chunk", self.chunk)?,
-            context_max: number("max_context", self.max_context)?,
-            lane_pages: u32::try_from(pages.min(useful)).unwrap_or(u32::MAX),
+            context_max,
+            lane_pages,
             whole_flights: false,
             greedy: true,
             tier1: cluster.tier1.kernels.clone(),

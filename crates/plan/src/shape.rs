@@ -1,6 +1,7 @@
 //! The few numbers of a model that decide memory, arithmetic and traffic; no weights, no kernels.
 
 use glinthawk_model::{ModelConfig, even_slices};
+use glinthawk_protocol::PAGE_POSITIONS;
 
 /// Bytes in a GiB.
 pub const GIB: f64 = (1u64 << 30) as f64;
@@ -117,6 +118,11 @@ impl Shape {
     /// Context bytes of one token in one layer: a key and a value.
     pub fn context_bytes_per_layer(&self) -> f64 {
         (2 * self.kv_width * self.value_bytes) as f64
+    }
+
+    /// Bytes of a page over so many layers.
+    pub fn page_bytes(&self, layers: usize) -> f64 {
+        f64::from(PAGE_POSITIONS) * layers as f64 * self.context_bytes_per_layer()
     }
 
     /// Context bytes of one token in all layers.

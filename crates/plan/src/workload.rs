@@ -7,7 +7,7 @@ use crate::kernels::Kernels;
 use crate::random::Random;
 
 /// Positions in a page; contexts are allocated in whole pages.
-const PAGE_POSITIONS: f64 = 16.0;
+const PAGE_POSITIONS: f64 = glinthawk_protocol::PAGE_POSITIONS as f64;
 /// More tokens than any model reads: a longer length is a mistake in the file.
 const LENGTH_MAX: usize = 100_000_000;
 

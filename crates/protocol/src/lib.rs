@@ -13,9 +13,9 @@ pub mod virtual_time;
 
 pub use dispatcher::{
     Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats, Rejection,
-    Standing,
+    Standing, lane_pages,
 };
-pub use glinthawk_flight::{Generated, Sample, ShardId, StepId};
+pub use glinthawk_flight::{Generated, PAGE_POSITIONS, Sample, ShardId, StepId};
 pub use histogram::Histogram;
 pub use message::{Attend, Attended, Home, Launch, Merge};
 pub use prompt::{Completion, Finish, Prompt, PromptId, Sampling};

@@ -5,11 +5,6 @@ use crate::prompt::{Completion, Finish, Prompt, PromptId};
 use glinthawk_flight::{Generated, PAGE_POSITIONS, Row, Sample, ShardId};
 use std::collections::BTreeMap;
 
-/// Pages that hold `positions` positions.
-pub(super) fn pages_for(positions: u32) -> u32 {
-    positions.div_ceil(PAGE_POSITIONS)
-}
-
 /// Where a seated prompt's context lives.
 pub(super) struct Seat {
     pub shard: ShardId,

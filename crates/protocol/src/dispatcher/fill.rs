@@ -1,10 +1,10 @@
 //! Filling the shards that are home: decode rows first, then prefill of the seated, then newcomers.
 
-use super::entry::{Seat, pages_for};
+use super::entry::Seat;
 use super::{Dispatcher, DispatcherAction};
 use crate::message::{Launch, Merge};
 use crate::prompt::PromptId;
-use glinthawk_flight::{ShardId, StepId};
+use glinthawk_flight::{ShardId, StepId, pages_for};
 use std::collections::BTreeMap;
 
 /// Rows planned for a shard that is home, in the order they will stand.

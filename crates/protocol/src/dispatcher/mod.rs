@@ -6,11 +6,13 @@ mod entry;
 mod fill;
 mod pages;
 
+pub use pages::lane_pages;
+
 use crate::histogram::Histogram;
 use crate::message::{Home, Launch, Merge};
 use crate::prompt::{Completion, Finish, Prompt, PromptId};
-use entry::{Entry, pages_for};
-use glinthawk_flight::{Generated, PAGE_POSITIONS, ShardId, StepId};
+use entry::Entry;
+use glinthawk_flight::{Generated, PAGE_POSITIONS, ShardId, StepId, pages_for};
 use pages::PagePool;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
