@@ -13,6 +13,16 @@ pub enum ClusterError {
     /// Loading weights or making room for contexts failed.
     #[error(transparent)]
     Compute(#[from] ComputeError),
+    /// A kernel failed.
+    #[error("{node} failed in {kernel}: {source}")]
+    Kernel {
+        /// The node.
+        node: String,
+        /// What it was computing.
+        kernel: String,
+        /// What the device said.
+        source: Box<ComputeError>,
+    },
     /// Reading the model failed.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -16,6 +16,7 @@ pub mod net;
 mod news;
 mod node1;
 mod node2;
+mod payload;
 mod processes;
 mod pump;
 mod remote;

@@ -9,8 +9,8 @@ use crate::processes::{allowed_cores, keep_to_cores};
 use crate::report::{NodeReport, peak_memory_bytes};
 use crate::tier1::{Outgoing, Tier1Place, Tier1Worker};
 use crate::tier2::Tier2Worker;
-use glinthawk_compute::{CpuContext, CpuWeights, Isa, SliceSpec, Threads};
-use glinthawk_flight::Pool;
+use glinthawk_compute::{Backend, CpuBackend, CpuWeights, Isa, SliceSpec, Threads};
+use glinthawk_flight::{Buffer, Pool};
 use glinthawk_model::{Model, ModelConfig};
 use glinthawk_protocol::{Home, Launch, Tier1Node, Tier2Node};
 use std::any::Any;
@@ -27,6 +27,14 @@ pub struct Kernels {
     pub isa: Isa,
     /// Threads, shared evenly by the lanes.
     pub threads: usize,
+}
+
+impl Kernels {
+    fn backend(self, layout: &Layout) -> Result<CpuBackend, ClusterError> {
+        let threads = Arc::new(Threads::new(self.threads)?);
+        let pool = Arc::new(Pool::new(4 * layout.flights as usize));
+        Ok(CpuBackend { isa: self.isa, threads, pool })
+    }
 }
 
 /// All lanes of an engine in one process.
@@ -69,8 +77,8 @@ impl LocalFabric {
     ) -> Result<Self, ClusterError> {
         assert_eq!((layout.slices, layout.remote_lanes), (1, 0), "one process has the whole model");
         let place = Tier1Place::new(layout, 0, trace);
-        let all = Arc::new(Threads::new(kernels.threads)?);
-        let weights = Arc::new(load_slice(model, layout, &place, kernels.isa, &all, progress)?);
+        let all = kernels.backend(layout)?;
+        let weights = Arc::new(load_slice(model, layout, &place, &all, progress)?);
         let threads = (kernels.threads / layout.local_lanes).max(1);
         let cores = Some(allowed_cores()).filter(|cores| cores.len() == kernels.threads);
         let (newsagent, news) = channel();
@@ -80,7 +88,7 @@ impl LocalFabric {
             let plan = LanePlan {
                 config: model.config().clone(),
                 layout: layout.clone(),
-                place: Tier1Place { first_lane: lane as u32, lanes: 1, ..place },
+                place: Tier1Place { first_lane: lane as u32, lanes: 1, lanes_here: 1, ..place },
                 lane,
                 pages,
                 kernels: Kernels { isa: kernels.isa, threads },
@@ -103,7 +111,7 @@ impl LocalFabric {
             lanes.push(Lane { orders: Some(orders), thread });
         }
         // Once every lane holds the matrices, the threads that loaded them are no longer needed.
-        drop(weights);
+        drop((weights, all));
         let mut fabric = Self { lanes, news, homes: Vec::new() };
         for _ in 0..fabric.lanes.len() {
             fabric.hear(None)?;
@@ -190,9 +198,9 @@ struct LanePlan {
 
 /// Both tiers of one lane.
 struct Stack {
-    tier1: Tier1Worker<CpuWeights>,
-    tier2: Tier2Worker<CpuContext>,
-    outgoing: Vec<Outgoing>,
+    tier1: Tier1Worker<CpuBackend>,
+    tier2: Tier2Worker<CpuBackend>,
+    outgoing: Vec<Outgoing<Buffer>>,
     /// Its name among several lanes.
     lane: Option<usize>,
 }
@@ -205,23 +213,16 @@ impl Stack {
             // A refusal costs speed, never correctness.
             _ = keep_to_cores(&cores);
         }
-        let threads = Arc::new(Threads::new(kernels.threads)?);
-        let weights = weights.beside(Arc::clone(&threads), layout.slots() as usize)?;
-        let pool = Arc::new(Pool::new(4 * layout.flights as usize));
-        let context = CpuContext::new(
-            &config,
-            config.layers,
-            pages as usize,
-            layout.context_type,
-            kernels.isa,
-            Arc::clone(&threads),
-        )?;
-        threads.pin_caller();
+        let backend = kernels.backend(&layout)?;
+        let weights = weights.beside(Arc::clone(&backend.threads), layout.slots() as usize)?;
+        let context =
+            backend.context(&config, config.layers, pages as usize, layout.context_type)?;
+        backend.threads.pin_caller();
         let node = Tier2Node::new(layout.slots(), pages);
         let (name, width) = (format!("tier2-0-{lane}"), config.query_width());
-        let tier2 = Tier2Worker::new(name, node, context, width, Arc::clone(&pool), place.trace);
+        let tier2 = Tier2Worker::new(name, node, backend.clone(), context, width, place.trace);
         let node = Tier1Node::new(config.layers as u32, layout.batch as usize, layout.merge());
-        let tier1 = Tier1Worker::new(node, weights, place, &config, pool, threads);
+        let tier1 = Tier1Worker::new(node, backend, weights, place, &config);
         let lane = (layout.lanes() > 1).then_some(lane);
         Ok(Self { tier1, tier2, outgoing: Vec::new(), lane })
     }
@@ -243,7 +244,7 @@ impl Stack {
             };
             let told = match order {
                 Ok(Order::Launch(launch)) => {
-                    self.tier1.arrive(launch, None, Instant::now());
+                    self.tier1.arrive(launch, None, Instant::now())?;
                     idle = false;
                     continue;
                 }
@@ -259,10 +260,12 @@ impl Stack {
 
     /// Computes what is ready; `false` if nothing is.
     fn advance(&mut self, newsagent: &Sender<News>) -> Result<bool, ClusterError> {
-        if let Some((attended, output)) = self.tier2.compute() {
-            self.tier1.attended(attended, output, Instant::now());
+        self.tier2.start()?;
+        if let Some((attended, output)) = self.tier2.finish()? {
+            self.tier1.attended(attended, output, Instant::now())?;
         }
-        if !self.tier1.compute(&mut self.outgoing) {
+        self.tier1.start()?;
+        if !self.tier1.finish(&mut self.outgoing)? {
             return Ok(false);
         }
         for outgoing in std::mem::take(&mut self.outgoing) {
@@ -291,8 +294,7 @@ pub(crate) fn load_slice(
     model: &Model,
     layout: &Layout,
     place: &Tier1Place,
-    isa: Isa,
-    threads: &Arc<Threads>,
+    backend: &CpuBackend,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CpuWeights, ClusterError> {
     let spec = SliceSpec {
@@ -301,5 +303,5 @@ pub(crate) fn load_slice(
         classifies: place.last,
         slab_rows: layout.slab_rows(),
     };
-    Ok(CpuWeights::load(model, spec, isa, Arc::clone(threads), progress)?)
+    Ok(backend.weights(model, &spec, progress)?)
 }

@@ -6,22 +6,22 @@ use crate::local::load_slice;
 use crate::net::Peer;
 use crate::news::WorkerNews;
 use crate::node2::attention_worker;
+use crate::payload::Payload;
 use crate::station::{Heard, IDLE, Station};
 use crate::tier1::{Outgoing, Tier1Place, Tier1Worker};
 use crate::tier2::Tier2Worker;
 use crate::wire;
-use glinthawk_compute::{CpuContext, CpuWeights};
-use glinthawk_flight::{Kind, Message};
+use glinthawk_compute::CpuBackend;
+use glinthawk_flight::{Buffer, Kind, Message};
 use glinthawk_model::Model;
 use glinthawk_protocol::{Launch, Tier1Node};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 struct Node<'a> {
     station: &'a Station,
-    worker: Tier1Worker<CpuWeights>,
+    worker: Tier1Worker<CpuBackend>,
     /// This node's own lane, if the plan gives it one: lane 0.
-    local: Option<Tier2Worker<CpuContext>>,
+    local: Option<Tier2Worker<CpuBackend>>,
     /// The attention worker of each lane; `None` is this node itself.
     lanes: Vec<Option<Peer>>,
     previous: Option<Peer>,
@@ -39,13 +39,12 @@ pub(crate) fn run(station: &Station, model: &Model) -> Result<(), ClusterError> 
             (station.news)(WorkerNews::Loading(model, total));
         }
     };
-    let kernels = load_slice(model, layout, &place, station.isa, &station.threads, progress)?;
+    let kernels = load_slice(model, layout, &place, &station.backend, progress)?;
     let layers = layout.layers(role.config.layers, role.slice).len();
     let node = Tier1Node::new(layers as u32, layout.rows_max(), layout.merge());
-    let (pool, threads) = (Arc::clone(&station.pool), Arc::clone(&station.threads));
-    let worker = Tier1Worker::new(node, kernels, place, &role.config, pool, threads);
+    let worker = Tier1Worker::new(node, station.backend.clone(), kernels, place, &role.config);
     let local = (layout.local_lanes > 0).then(|| attention_worker(station, 0)).transpose()?;
-    station.threads.pin_caller();
+    station.backend.threads.pin_caller();
     let next = station.dial_neighbour(None)?;
     let mut node =
         Node { station, worker, local, lanes: vec![None; layout.lanes()], previous: None, next };
@@ -97,15 +96,19 @@ impl Node<'_> {
                     return Ok(());
                 }
             }
-            if self.worker.compute(&mut outgoing) {
+            self.worker.start()?;
+            if self.worker.finish(&mut outgoing)? {
                 for outgoing in outgoing.drain(..) {
                     self.send(outgoing)?;
                 }
                 continue;
             }
-            if let Some((attended, output)) = self.local.as_mut().and_then(Tier2Worker::compute) {
-                self.worker.attended(attended, output, Instant::now());
-                continue;
+            if let Some(local) = &mut self.local {
+                local.start()?;
+                if let Some((attended, output)) = local.finish()? {
+                    self.worker.attended(attended, output, Instant::now())?;
+                    continue;
+                }
             }
             if let Some(heard) = self.station.hear(IDLE)?
                 && self.take(heard)?
@@ -115,16 +118,18 @@ impl Node<'_> {
         }
     }
 
-    fn send(&mut self, outgoing: Outgoing) -> Result<(), ClusterError> {
+    fn send(&mut self, outgoing: Outgoing<Buffer>) -> Result<(), ClusterError> {
         let controller = &self.station.controller;
         match outgoing {
+            Outgoing::Attend(attend, Payload::Host(qkv)) => {
+                let peer = self.lanes[attend.step.shard.lane as usize];
+                let peer = peer.expect("every lane that is not local introduced itself");
+                // Of a node that is gone, the controller says so in a moment.
+                _ = controller.send(peer, wire::attend(&attend, qkv));
+            }
             Outgoing::Attend(attend, qkv) => {
-                match (self.lanes[attend.step.shard.lane as usize], &mut self.local) {
-                    // Of a node that is gone, the controller says so in a moment.
-                    (Some(peer), _) => _ = controller.send(peer, wire::attend(&attend, qkv)),
-                    (None, Some(local)) => local.take(attend, qkv, Instant::now())?,
-                    (None, None) => unreachable!("every lane that is not local introduced itself"),
-                }
+                let local = self.local.as_mut().expect("the lanes here are this node's own");
+                local.take(attend, qkv, Instant::now())?;
             }
             Outgoing::Hop(launch, residual) => {
                 let next = self.next.expect("a slice that is not the last dialled the next");
@@ -184,15 +189,15 @@ impl Node<'_> {
         match message.kind() {
             Kind::Launch => {
                 let launch = self.checked(wire::read_launch(&message)?)?;
-                self.worker.arrive(launch, None, arrived);
+                self.worker.arrive(launch, None, arrived)?;
             }
             Kind::Hop => {
                 let launch = self.checked(wire::read_launch(&message)?)?;
-                self.worker.arrive(launch, Some(message.into_payload()), arrived);
+                self.worker.arrive(launch, Some(message.into_payload()), arrived)?;
             }
             _ => {
                 let attended = wire::read_attended(&message);
-                self.worker.attended(attended, message.into_payload(), arrived);
+                self.worker.attended(attended, Payload::Host(message.into_payload()), arrived)?;
             }
         }
         Ok(())

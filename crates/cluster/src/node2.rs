@@ -3,32 +3,26 @@
 use crate::error::ClusterError;
 use crate::net::Peer;
 use crate::news::WorkerNews;
+use crate::payload::Payload;
 use crate::station::{Heard, IDLE, Station};
 use crate::tier2::Tier2Worker;
 use crate::wire;
-use glinthawk_compute::CpuContext;
+use glinthawk_compute::{Backend, CpuBackend, CpuContext};
 use glinthawk_flight::Kind;
 use glinthawk_protocol::Tier2Node;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// The attention worker of a lane, for a slice's layers.
 pub(crate) fn attention_worker(
     station: &Station,
     lane: u32,
-) -> Result<Tier2Worker<CpuContext>, ClusterError> {
+) -> Result<Tier2Worker<CpuBackend>, ClusterError> {
     let role = &station.role;
     let config = &role.config;
     let layers = role.layout.layers(config.layers, role.slice).len();
     let pages = role.lane_pages[lane as usize];
-    let context = CpuContext::new(
-        config,
-        layers,
-        pages as usize,
-        role.layout.context_type,
-        station.isa,
-        Arc::clone(&station.threads),
-    )?;
+    let context =
+        station.backend.context(config, layers, pages as usize, role.layout.context_type)?;
     let page_bytes = CpuContext::page_bytes(config, layers, role.layout.context_type) as u64;
     (station.news)(WorkerNews::Contexts(u64::from(pages) * page_bytes));
     let node = Tier2Node::new(role.layout.slots(), pages);
@@ -36,9 +30,9 @@ pub(crate) fn attention_worker(
     Ok(Tier2Worker::new(
         name,
         node,
+        station.backend.clone(),
         context,
         config.query_width(),
-        Arc::clone(&station.pool),
         role.trace,
     ))
 }
@@ -46,7 +40,7 @@ pub(crate) fn attention_worker(
 /// Runs a Tier-2 node to its end.
 pub(crate) fn run(station: &Station, lane: u32) -> Result<(), ClusterError> {
     let mut worker = attention_worker(station, lane)?;
-    station.threads.pin_caller();
+    station.backend.threads.pin_caller();
     let tier1 =
         station.dial_neighbour(Some(lane))?.expect("a Tier-2 node has a Tier-1 node to dial");
     station.shape(tier1);
@@ -58,7 +52,7 @@ pub(crate) fn run(station: &Station, lane: u32) -> Result<(), ClusterError> {
 
 fn serve(
     station: &Station,
-    worker: &mut Tier2Worker<CpuContext>,
+    worker: &mut Tier2Worker<CpuBackend>,
     tier1: Peer,
 ) -> Result<(), ClusterError> {
     loop {
@@ -67,11 +61,13 @@ fn serve(
                 return Ok(());
             }
         }
-        match worker.compute() {
-            Some((attended, output)) => {
+        worker.start()?;
+        match worker.finish()? {
+            Some((attended, Payload::Host(output))) => {
                 let rows = output.len_bytes() / (2 * station.role.config.query_width());
                 station.controller.send(tier1, wire::attended(&attended, rows, output))?;
             }
+            Some((_, Payload::Device(_))) => unreachable!("rows that came in a message go in one"),
             None => {
                 if let Some(heard) = station.hear(IDLE)?
                     && take(station, worker, tier1, heard)?
@@ -86,7 +82,7 @@ fn serve(
 /// Takes an event; `true` ends the node.
 fn take(
     station: &Station,
-    worker: &mut Tier2Worker<CpuContext>,
+    worker: &mut Tier2Worker<CpuBackend>,
     tier1: Peer,
     heard: Heard,
 ) -> Result<bool, ClusterError> {
@@ -101,7 +97,8 @@ fn take(
                     "rows with {got} bytes of q, k, v, not {needed}"
                 )));
             }
-            worker.take(wire::read_attend(&message), message.into_payload(), arrived)?;
+            let attend = wire::read_attend(&message);
+            worker.take(attend, Payload::Host(message.into_payload()), arrived)?;
         }
         Heard::Message(peer, message, _) => {
             return Err(ClusterError::Control(format!(

@@ -5,10 +5,10 @@ use crate::error::ClusterError;
 use crate::net::{ConnectError, Controller, Event, LinkShape, LostReason, Peer};
 use crate::news::WorkerNews;
 use crate::report::{NodeReport, peak_memory_bytes};
-use glinthawk_compute::{Isa, Threads};
-use glinthawk_flight::{Buffer, Kind, Message, Pool};
+use glinthawk_compute::CpuBackend;
+use glinthawk_flight::{Buffer, Kind, Message};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// How long a worker tries to reach its dispatcher or its neighbour.
@@ -26,9 +26,8 @@ pub(crate) struct Station {
     pub controller: Controller,
     pub dispatcher: Peer,
     pub role: Role,
-    pub isa: Isa,
-    pub threads: Arc<Threads>,
-    pub pool: Arc<Pool>,
+    /// What its kernels run on.
+    pub backend: CpuBackend,
     /// Hears what this worker does.
     pub news: fn(WorkerNews<'_>),
     /// Events that arrived while waiting for something else.

@@ -1,27 +1,24 @@
 //! A Tier-1 node with its kernels: merges what is ready, computes, says what goes where.
 
+use crate::error::ClusterError;
 use crate::layout::Layout;
+use crate::payload::Payload;
 use crate::report::NodeReport;
 use crate::span::Tracer;
-use glinthawk_compute::sample::sample;
-use glinthawk_compute::{ShardIn, ShardOut, Threads, WeightKernels};
-use glinthawk_flight::{Buffer, Pool};
+use glinthawk_compute::{Backend, ComputeError, ShardIn, ShardOut, WeightKernels};
+use glinthawk_flight::Buffer;
 use glinthawk_model::ModelConfig;
 use glinthawk_protocol::{
     Attend, Attended, Generated, Home, Launch, Sample, Stage, StepId, Tier1Action, Tier1Node,
     Tier1Work,
 };
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Rows whose logits are held at once, to bound their memory for any batch.
-const CLASSIFY_ROWS_MAX: usize = 64;
-
 /// What leaves a Tier-1 node.
-pub enum Outgoing {
+pub enum Outgoing<B> {
     /// To the attention worker of the shard's lane, with q, k, v.
-    Attend(Attend, Buffer),
+    Attend(Attend, Payload<B>),
     /// To the next slice, with the residual.
     Hop(Launch, Buffer),
     /// To the dispatcher.
@@ -41,6 +38,8 @@ pub struct Tier1Place {
     pub first_lane: u32,
     /// How many lanes those are.
     pub lanes: u32,
+    /// How many of them, from the first, attend on this node's device.
+    pub lanes_here: u32,
     /// Rows of a shard at most.
     pub rows_per_lane: u32,
     /// Whether a timeline is recorded.
@@ -54,8 +53,9 @@ impl Tier1Place {
             slice,
             first: slice == 0,
             last: slice + 1 == layout.slices,
-            lanes: layout.lanes() as u32,
             first_lane: 0,
+            lanes: layout.lanes() as u32,
+            lanes_here: layout.local_lanes as u32,
             rows_per_lane: layout.batch,
             trace,
         }
@@ -63,51 +63,60 @@ impl Tier1Place {
 }
 
 /// What a Tier-1 worker keeps for a step while it is in the slice.
-pub(crate) struct Visit {
+pub(crate) struct Visit<B> {
     /// What arrived last: the residual of a hop, or attention output.
-    inbound: Option<Buffer>,
-    /// What goes next: q, k, v, or the residual of a hop.
-    outbound: Option<Buffer>,
-    tokens: Vec<Generated>,
+    inbound: Option<B>,
     /// When its current wait began.
     arrived: Instant,
 }
 
+/// A batch that the device was given.
+struct Submitted<B> {
+    stage: Stage,
+    started: Instant,
+    rows: usize,
+    arrivals: Vec<Instant>,
+    /// What becomes of each step.
+    outputs: Vec<(StepId, Output<B>)>,
+}
+
+enum Output<B> {
+    Qkv(Payload<B>),
+    Residual(Buffer),
+    /// This many tokens of the batch's.
+    Tokens(usize),
+}
+
 /// The node's state machine, its weights and slab.
-pub struct Tier1Worker<W> {
-    node: Tier1Node<Visit>,
-    kernels: W,
+pub struct Tier1Worker<B: Backend> {
+    node: Tier1Node<Visit<B::Buffer>>,
+    backend: B,
+    kernels: B::Weights,
+    submitted: Option<Submitted<B::Buffer>>,
     place: Tier1Place,
     hidden: usize,
     qkv_width: usize,
-    vocab: usize,
-    logits: Vec<f32>,
-    pool: Arc<Pool>,
-    threads: Arc<Threads>,
     report: NodeReport,
     tracer: Tracer,
 }
 
-impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
+impl<B: Backend> Tier1Worker<B> {
     /// A worker for the slice at `place`.
     pub fn new(
-        node: Tier1Node<Visit>,
-        kernels: W,
+        node: Tier1Node<Visit<B::Buffer>>,
+        backend: B,
+        kernels: B::Weights,
         place: Tier1Place,
         config: &ModelConfig,
-        pool: Arc<Pool>,
-        threads: Arc<Threads>,
     ) -> Self {
         Self {
             node,
+            backend,
             kernels,
+            submitted: None,
             place,
             hidden: config.hidden,
             qkv_width: config.qkv_width(),
-            vocab: config.vocab,
-            logits: Vec::new(),
-            pool,
-            threads,
             report: NodeReport::new(format!("tier1-{}", place.slice), 1),
             tracer: Tracer::new(place.trace),
         }
@@ -115,18 +124,33 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
 
     /// Takes in a shard that arrived at the given time: from the dispatcher, or from the previous
     /// slice with its residual, (rows, hidden) f32. An older step of it is abandoned.
-    pub fn arrive(&mut self, launch: Launch, residual: Option<Buffer>, arrived: Instant) {
+    pub fn arrive(
+        &mut self,
+        launch: Launch,
+        residual: Option<Buffer>,
+        arrived: Instant,
+    ) -> Result<(), ClusterError> {
         assert_eq!(residual.is_none(), self.place.first, "only the first slice takes tokens");
-        let visit = Visit { inbound: residual, outbound: None, tokens: Vec::new(), arrived };
-        self.node.arrive(launch, visit);
+        let inbound = residual.map(|residual| self.backend.to_device(residual)).transpose();
+        let inbound = inbound.map_err(|error| self.failed("a residual's arrival", error))?;
+        self.node.arrive(launch, Visit { inbound, arrived });
+        Ok(())
     }
 
     /// Takes a shard's attention output, (rows, query_width) bf16, that arrived at the given time.
-    pub fn attended(&mut self, attended: Attended, output: Buffer, arrived: Instant) {
+    pub fn attended(
+        &mut self,
+        attended: Attended,
+        output: Payload<B::Buffer>,
+        arrived: Instant,
+    ) -> Result<(), ClusterError> {
+        let output = output.on_device(&self.backend);
+        let output = output.map_err(|error| self.failed("attention output's arrival", error))?;
         match self.node.attended(&attended) {
-            Some(visit) => (visit.inbound, visit.arrived) = (Some(output), arrived),
-            None => self.pool.give(output), // of an abandoned step
+            Some(visit) => *visit = Visit { inbound: Some(output), arrived },
+            None => self.backend.give(output), // of an abandoned step
         }
+        Ok(())
     }
 
     /// Forgets the steps of a lane whose contexts are gone.
@@ -134,43 +158,80 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
         self.node.lose_lane(lane);
     }
 
-    /// Computes the next batch that is ready and appends what is to be sent; `false` if none is.
-    pub fn compute(&mut self, outgoing: &mut Vec<Outgoing>) -> bool {
-        let Some(work) = self.node.start() else { return false };
+    /// Gives the device the next batch that is ready; `false` if none is, or if it has one.
+    pub fn start(&mut self) -> Result<bool, ClusterError> {
+        let Some(work) = self.node.start() else { return Ok(false) };
         let started = Instant::now();
-        match work.stage {
-            Stage::Enter => {
-                self.enter(&work);
-                self.pre_attention(0, &work);
-            }
-            Stage::Middle(layer) => {
-                self.post_attention(layer, &work);
-                self.pre_attention(layer + 1, &work);
-            }
-            Stage::Exit => {
-                self.post_attention(self.node.layers() - 1, &work);
-                if self.place.last { self.classify(&work) } else { self.give_residuals(&work) }
-            }
-        }
         let rows = work.steps.iter().map(|step| self.node.rows(*step).len()).sum();
-        let arrivals = work.steps.iter().map(|step| self.node.payload(*step).arrived);
-        self.report.record(rows, started, arrivals);
-        let layer = match work.stage {
+        let arrivals = work.steps.iter().map(|step| self.node.payload(*step).arrived).collect();
+        let outputs = self.submit(&work).map_err(|error| self.failed(&name(work.stage), error))?;
+        let outputs = work.steps.into_iter().zip(outputs).collect();
+        let stage = work.stage;
+        self.submitted = Some(Submitted { stage, started, rows, arrivals, outputs });
+        Ok(true)
+    }
+
+    /// If the device is done with its batch, appends what is to be sent; `false` if it is not, or has
+    /// none.
+    pub fn finish(
+        &mut self,
+        outgoing: &mut Vec<Outgoing<B::Buffer>>,
+    ) -> Result<bool, ClusterError> {
+        let Some(Submitted { stage, .. }) = self.submitted else { return Ok(false) };
+        let failed = |error| self.failed(&name(stage), error);
+        if !self.backend.is_done().map_err(failed)? {
+            return Ok(false);
+        }
+        let tokens = self.kernels.tokens();
+        let mut tokens = tokens.map_err(|error| self.failed(&name(stage), error))?.into_iter();
+        let done = self.submitted.take().expect("looked at above");
+        self.report.record(done.rows, done.started, done.arrivals.into_iter());
+        let layer = match stage {
             Stage::Enter => 0,
             Stage::Middle(layer) => layer + 1,
             Stage::Exit => self.node.layers(),
         };
-        let flight = work.steps[0].shard.flight;
-        self.tracer.record(started, layer, flight, work.steps.len(), rows);
+        let (flight, steps) = (done.outputs[0].0.shard.flight, done.outputs.len());
+        self.tracer.record(done.started, layer, flight, steps, done.rows);
         let mut actions = Vec::new();
         self.node.computed(&mut actions);
-        outgoing.extend(actions.into_iter().map(|action| self.send(action)));
-        true
+        let mut actions = actions.into_iter().peekable();
+        for (step, output) in done.outputs {
+            let own: Vec<Generated> = match output {
+                Output::Tokens(count) => tokens.by_ref().take(count).collect(),
+                _ => Vec::new(),
+            };
+            // A step that was abandoned in the meantime has no action.
+            let action = actions.next_if(|action| match action {
+                Tier1Action::Attend(attend) => attend.step == step,
+                Tier1Action::Leave(launch, _) => launch.step == step,
+            });
+            match (action, output) {
+                (Some(Tier1Action::Attend(attend)), Output::Qkv(qkv)) => {
+                    outgoing.push(Outgoing::Attend(attend, qkv));
+                }
+                (Some(Tier1Action::Leave(launch, _)), Output::Residual(residual)) => {
+                    outgoing.push(Outgoing::Hop(launch, residual));
+                }
+                (Some(Tier1Action::Leave(launch, _)), Output::Tokens(_)) => {
+                    outgoing.push(Outgoing::Home(Home { step: launch.step, tokens: own }));
+                }
+                (None, Output::Qkv(Payload::Device(qkv))) => self.backend.give(qkv),
+                (None, _) => {}
+                (Some(_), _) => unreachable!("a stage's output fits what follows the stage"),
+            }
+        }
+        Ok(true)
     }
 
     /// Counters so far.
     pub fn report(&self) -> NodeReport {
         NodeReport { spans: self.tracer.spans(), ..self.report.clone() }
+    }
+
+    fn failed(&self, kernel: &str, source: ComputeError) -> ClusterError {
+        let (node, kernel) = (self.report.name.clone(), kernel.to_owned());
+        ClusterError::Kernel { node, kernel, source: Box::new(source) }
     }
 
     fn slab(&self, step: StepId) -> Range<usize> {
@@ -181,131 +242,117 @@ impl<W: WeightKernels<Buffer = Buffer>> Tier1Worker<W> {
     }
 
     /// What arrived last for a step.
-    fn inbound(&mut self, step: StepId) -> Buffer {
+    fn inbound(&mut self, step: StepId) -> B::Buffer {
         self.node.payload(step).inbound.take().expect("a step is ready when its payload is here")
     }
 
-    fn enter(&mut self, work: &Tier1Work) {
+    /// Has a stage computed; returns what becomes of each step.
+    fn submit(&mut self, work: &Tier1Work) -> Result<Vec<Output<B::Buffer>>, ComputeError> {
+        if work.stage == Stage::Enter {
+            self.enter(work)?;
+        }
+        let buffers: Vec<B::Buffer> = match work.stage {
+            Stage::Enter => Vec::new(),
+            _ => work.steps.iter().map(|step| self.inbound(*step)).collect(),
+        };
+        let slabs: Vec<Range<usize>> = work.steps.iter().map(|step| self.slab(*step)).collect();
+        let back: Vec<ShardIn<'_, B::Buffer>> = slabs
+            .iter()
+            .zip(&buffers)
+            .map(|(slab, attended)| ShardIn { slab: slab.clone(), attended })
+            .collect();
+        let outputs = match work.stage {
+            Stage::Exit => {
+                self.kernels.post_attention(self.node.layers() as usize - 1, &back)?;
+                if self.place.last { self.classify(work)? } else { self.give_residuals(work)? }
+            }
+            _ => self.pre_attention(work, &slabs, &back)?,
+        };
+        drop(back);
+        buffers.into_iter().for_each(|buffer| self.backend.give(buffer));
+        Ok(outputs)
+    }
+
+    fn enter(&mut self, work: &Tier1Work) -> Result<(), ComputeError> {
         for &step in &work.steps {
             let slab = self.slab(step);
             if self.place.first {
                 let tokens: Vec<u32> = self.node.rows(step).iter().map(|row| row.token).collect();
-                self.kernels.embed(slab, &tokens);
+                self.kernels.embed(slab, &tokens)?;
             } else {
                 let residual = self.inbound(step);
-                self.kernels.put_residual(slab, residual.f32());
-                self.pool.give(residual);
+                self.kernels.put_residual(slab, &residual)?;
+                self.backend.give(residual);
             }
         }
+        Ok(())
     }
 
-    fn pre_attention(&mut self, layer: u32, work: &Tier1Work) {
+    /// Pre-attention of the next layer, after post-attention of the one that rows come back from.
+    fn pre_attention(
+        &mut self,
+        work: &Tier1Work,
+        slabs: &[Range<usize>],
+        back: &[ShardIn<'_, B::Buffer>],
+    ) -> Result<Vec<Output<B::Buffer>>, ComputeError> {
         let positions: Vec<Vec<u32>> = work
             .steps
             .iter()
             .map(|step| self.node.rows(*step).iter().map(|row| row.position).collect())
             .collect();
-        let mut buffers: Vec<Buffer> =
-            positions.iter().map(|rows| self.pool.take(rows.len() * self.qkv_width * 2)).collect();
-        let parts = work.steps.iter().zip(&positions).zip(&mut buffers);
-        let mut parts: Vec<ShardOut<'_, Buffer>> = parts
-            .map(|((&step, positions), qkv)| ShardOut { slab: self.slab(step), positions, qkv })
+        let buffers = slabs.iter().map(|slab| self.backend.take(slab.len() * self.qkv_width * 2));
+        let mut buffers = buffers.collect::<Result<Vec<B::Buffer>, _>>()?;
+        let mut out: Vec<ShardOut<'_, B::Buffer>> = slabs
+            .iter()
+            .zip(&positions)
+            .zip(&mut buffers)
+            .map(|((slab, positions), qkv)| ShardOut { slab: slab.clone(), positions, qkv })
             .collect();
-        self.kernels.pre_attention(layer as usize, &mut parts);
-        for (&step, qkv) in work.steps.iter().zip(buffers) {
-            self.node.payload(step).outbound = Some(qkv);
+        match work.stage {
+            Stage::Middle(layer) => self.kernels.middle(layer as usize, back, &mut out)?,
+            _ => self.kernels.pre_attention(0, &mut out)?,
         }
+        let here = |step: &StepId| step.shard.lane - self.place.first_lane < self.place.lanes_here;
+        let output = |(step, qkv)| {
+            Ok(Output::Qkv(match here(step) {
+                true => Payload::Device(qkv),
+                false => Payload::Host(self.backend.to_host(qkv)?),
+            }))
+        };
+        work.steps.iter().zip(buffers).map(output).collect()
     }
 
-    fn post_attention(&mut self, layer: u32, work: &Tier1Work) {
-        let buffers: Vec<Buffer> = work.steps.iter().map(|step| self.inbound(*step)).collect();
-        let parts = work.steps.iter().zip(&buffers);
-        let parts: Vec<ShardIn<'_, Buffer>> =
-            parts.map(|(&step, attended)| ShardIn { slab: self.slab(step), attended }).collect();
-        self.kernels.post_attention(layer as usize, &parts);
-        for buffer in buffers {
-            self.pool.give(buffer);
-        }
-    }
-
-    fn give_residuals(&mut self, work: &Tier1Work) {
+    fn give_residuals(&mut self, work: &Tier1Work) -> Result<Vec<Output<B::Buffer>>, ComputeError> {
+        let mut outputs = Vec::new();
         for &step in &work.steps {
             let slab = self.slab(step);
-            let mut residual = self.pool.take(slab.len() * self.hidden * 4);
-            self.kernels.get_residual(slab, residual.f32_mut());
-            self.node.payload(step).outbound = Some(residual);
+            let mut residual = self.backend.take(slab.len() * self.hidden * 4)?;
+            self.kernels.get_residual(slab, &mut residual)?;
+            outputs.push(Output::Residual(self.backend.to_host(residual)?));
         }
+        Ok(outputs)
     }
 
-    /// Logits and a token for every row that ends in one, a bounded number of rows at a time.
-    fn classify(&mut self, work: &Tier1Work) {
-        let mut picks: Vec<(StepId, usize, Sample)> = Vec::new();
+    /// A token for every row that ends in one.
+    fn classify(&mut self, work: &Tier1Work) -> Result<Vec<Output<B::Buffer>>, ComputeError> {
+        let (mut rows, mut samples) = (Vec::new(), Vec::<Sample>::new());
+        let mut outputs = Vec::new();
         for &step in &work.steps {
-            let start = self.slab(step).start;
-            let samples = self.node.samples(step).iter();
-            picks.extend(samples.map(|sample| (step, start + sample.row as usize, sample.clone())));
+            let (start, of_step) = (self.slab(step).start, self.node.samples(step));
+            rows.extend(of_step.iter().map(|sample| start + sample.row as usize));
+            samples.extend_from_slice(of_step);
+            outputs.push(Output::Tokens(of_step.len()));
         }
-        let (greedy, sampled): (Vec<_>, Vec<_>) =
-            picks.into_iter().enumerate().partition(|(_, (_, _, sample))| is_plain_greedy(sample));
-        let mut tokens: Vec<(usize, StepId, Generated)> = Vec::new();
-        self.classify_greedy(&greedy, &mut tokens);
-        for picks in sampled.chunks(CLASSIFY_ROWS_MAX) {
-            self.classify_sampled(picks, &mut tokens);
-        }
-        tokens.sort_unstable_by_key(|(index, _, _)| *index);
-        for (_, step, generated) in tokens {
-            self.node.payload(step).tokens.push(generated);
-        }
-    }
-
-    fn classify_greedy(&mut self, picks: &[Pick], tokens: &mut Vec<(usize, StepId, Generated)>) {
-        let rows: Vec<usize> = picks.iter().map(|(_, (_, row, _))| *row).collect();
-        let mut likeliest = vec![0; rows.len()];
-        self.kernels.classify_greedy(&rows, &mut likeliest);
-        tokens.extend(picks.iter().zip(likeliest).map(|((index, (step, _, _)), token)| {
-            (*index, *step, Generated { token, logprob: 0.0, alternatives: Vec::new() })
-        }));
-    }
-
-    fn classify_sampled(&mut self, picks: &[Pick], tokens: &mut Vec<(usize, StepId, Generated)>) {
-        let rows: Vec<usize> = picks.iter().map(|(_, (_, row, _))| *row).collect();
-        self.logits.resize(rows.len() * self.vocab, 0.0);
-        self.kernels.classify(&rows, &mut self.logits);
-        let logits = self.logits.chunks_exact_mut(self.vocab);
-        let slots: Vec<_> = logits.map(|logits| Mutex::new((logits, None))).collect();
-        self.threads.for_each(picks.len(), |index| {
-            let mut slot = slots[index].lock().expect("no panic while sampling");
-            slot.1 = Some(sample(slot.0, &picks[index].1.2));
-        });
-        for ((index, (step, _, _)), slot) in picks.iter().zip(slots) {
-            let generated = slot.into_inner().expect("no panic while sampling").1;
-            tokens.push((*index, *step, generated.expect("every row was sampled")));
-        }
-    }
-
-    fn send(&mut self, action: Tier1Action<Visit>) -> Outgoing {
-        match action {
-            Tier1Action::Attend(attend) => {
-                let qkv = self.node.payload(attend.step).outbound.take();
-                Outgoing::Attend(attend, qkv.expect("pre-attention made it"))
-            }
-            Tier1Action::Leave(launch, visit) if self.place.last => {
-                Outgoing::Home(Home { step: launch.step, tokens: visit.tokens })
-            }
-            Tier1Action::Leave(launch, visit) => {
-                Outgoing::Hop(launch, visit.outbound.expect("read out"))
-            }
-        }
+        self.kernels.classify(&rows, &samples)?;
+        Ok(outputs)
     }
 }
 
-/// A row that ends in a token: its place among the batch's, its step, its slab row, how to pick.
-type Pick = (usize, (StepId, usize, Sample));
-
-/// Whether only the likeliest token is asked for.
-fn is_plain_greedy(sample: &Sample) -> bool {
-    sample.temperature == 0.0
-        && sample.repetition_penalty == 1.0
-        && sample.biases.is_empty()
-        && sample.logprobs.is_none()
+/// What a stage is called where it fails.
+fn name(stage: Stage) -> String {
+    match stage {
+        Stage::Enter => "the slice's entry".to_owned(),
+        Stage::Middle(layer) => format!("the way from layer {layer} to {}", layer + 1),
+        Stage::Exit => "the slice's exit".to_owned(),
+    }
 }

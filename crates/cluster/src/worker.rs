@@ -8,7 +8,7 @@ use crate::news::WorkerNews;
 use crate::station::{PATIENCE, Station, dial};
 use crate::weights::model_of;
 use crate::{node1, node2};
-use glinthawk_compute::{Isa, Threads};
+use glinthawk_compute::{CpuBackend, Isa, Threads};
 use glinthawk_flight::{Buffer, Pool};
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -68,14 +68,12 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     let role = wait_for_role(&controller, dispatcher, &mut stash)?;
     (options.news)(WorkerNews::Joined(&role));
     let threads = Arc::new(Threads::new(options.threads)?);
-    let isa: Isa = role.isa.parse()?;
+    let backend = CpuBackend { isa: role.isa.parse()?, threads, pool };
     let station = Arc::new(Station {
         controller,
         dispatcher,
         role,
-        isa,
-        threads,
-        pool,
+        backend,
         news: options.news,
         stash: Mutex::new(stash),
     });

@@ -6,10 +6,10 @@ use glinthawk_cluster::{
     NodeReport, Setting,
 };
 use glinthawk_compute::{
-    AttendRow, ContextKernels, ContextType, CpuContext, CpuWeights, Isa, ShardIn, ShardOut,
-    SliceSpec, Threads, WeightKernels,
+    AttendRow, Backend, ComputeError, ContextKernels, ContextType, CpuBackend, CpuContext,
+    CpuWeights, Isa, ShardIn, ShardOut, SliceSpec, Threads, WeightKernels,
 };
-use glinthawk_flight::{Buffer, PAGE_POSITIONS};
+use glinthawk_flight::{Buffer, PAGE_POSITIONS, Pool};
 use glinthawk_model::{Model, testing};
 use glinthawk_protocol::{Launch, Prompt, PromptId};
 use serde::Deserialize;
@@ -62,11 +62,12 @@ impl Forward {
             classifies: true,
             slab_rows: CHUNK,
         };
-        let weights = CpuWeights::load(model, spec, isa, Arc::clone(&threads), &mut |_, _| ())
-            .expect("weights");
+        let backend = CpuBackend { isa, threads, pool: Arc::new(Pool::new(0)) };
+        let weights = backend.weights(model, &spec, &mut |_, _| ()).expect("weights");
         let pages = positions_max.div_ceil(PAGE_POSITIONS as usize);
-        let context = CpuContext::new(config, config.layers, pages, context_type, isa, threads)
-            .expect("pages");
+        let mut context =
+            backend.context(config, config.layers, pages, context_type).expect("pages");
+        context.bind(0, 0, &(0..pages as u32).collect::<Vec<_>>()).expect("a table");
         Self {
             weights,
             context,
@@ -79,43 +80,38 @@ impl Forward {
 
     /// Logits after each position from `from` on, with all of `tokens` as given.
     fn logits(&mut self, tokens: &[u32], from: usize) -> Vec<Vec<f32>> {
-        let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE_POSITIONS as usize) as u32).collect();
         let mut all = Vec::new();
         for (chunk, tokens) in tokens.chunks(CHUNK).enumerate() {
             let start = chunk * CHUNK;
             let positions: Vec<u32> =
                 (start..start + tokens.len()).map(|position| position as u32).collect();
-            self.layers(tokens, &positions, &pages);
+            self.layers(tokens, &positions).expect("the layers");
             for row in (0..tokens.len()).filter(|row| start + row >= from) {
                 let mut logits = vec![0.0; self.vocab];
-                self.weights.classify(&[row], &mut logits);
+                self.weights.logits(&[row], &mut logits);
                 all.push(logits);
             }
         }
         all
     }
 
-    fn layers(&mut self, tokens: &[u32], positions: &[u32], pages: &[u32]) {
+    fn layers(&mut self, tokens: &[u32], positions: &[u32]) -> Result<(), ComputeError> {
         let slab = 0..tokens.len();
         let mut qkv = Buffer::zeroed(tokens.len() * self.qkv_width * 2);
         let mut attended = Buffer::zeroed(tokens.len() * self.query_width * 2);
-        let rows: Vec<AttendRow<'_>> = positions
-            .iter()
-            .map(|&position| AttendRow {
-                position,
-                pages: &pages[..=(position / PAGE_POSITIONS) as usize],
-            })
-            .collect();
-        self.weights.embed(slab.clone(), tokens);
+        let rows: Vec<AttendRow> =
+            positions.iter().map(|&position| AttendRow { slot: 0, position }).collect();
+        self.weights.embed(slab.clone(), tokens)?;
         for layer in 0..self.layers {
             self.weights.pre_attention(
                 layer,
                 &mut [ShardOut { slab: slab.clone(), positions, qkv: &mut qkv }],
-            );
-            self.context.attend(layer, &rows, &qkv, &mut attended);
+            )?;
+            self.context.attend(layer, &rows, &qkv, &mut attended)?;
             self.weights
-                .post_attention(layer, &[ShardIn { slab: slab.clone(), attended: &attended }]);
+                .post_attention(layer, &[ShardIn { slab: slab.clone(), attended: &attended }])?;
         }
+        Ok(())
     }
 }
 

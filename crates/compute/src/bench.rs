@@ -21,6 +21,8 @@ use std::time::Instant;
 /// Memory read for the bandwidth: more than any last-level cache hides.
 const READ_BYTES: usize = 1 << 30;
 
+const CPU: &str = "a CPU's kernels do not fail";
+
 /// What one pass of a kernel took and did.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
@@ -134,10 +136,8 @@ impl WeightBench {
         let config = model.config().clone();
         let count = layers.len();
         let spec = SliceSpec { layers, embeds: false, classifies, slab_rows: rows_max };
-        let mut weights = CpuWeights::load(model, spec, isa, threads, &mut |_, _| {})?;
-        let residual: Vec<f32> =
-            (0..rows_max * config.hidden).map(|index| (index % 13) as f32 - 6.0).collect();
-        weights.put_residual(0..rows_max, &residual);
+        let mut weights = CpuWeights::load(model, &spec, isa, threads, &mut |_, _| {})?;
+        weights.put_residual(0..rows_max, &residual(rows_max, config.hidden))?;
         let buffer = |width: usize| Buffer::zeroed(rows_max * width * size_of::<bf16>());
         let (qkv, attended) = (buffer(config.qkv_width()), buffer(config.query_width()));
         Ok(Self {
@@ -155,12 +155,15 @@ impl WeightBench {
         let started = Instant::now();
         for layer in 0..self.layers {
             let positions = &self.positions[..rows];
-            self.weights.pre_attention(
-                layer,
-                &mut [ShardOut { slab: 0..rows, positions, qkv: &mut self.qkv }],
-            );
             self.weights
-                .post_attention(layer, &[ShardIn { slab: 0..rows, attended: &self.attended }]);
+                .pre_attention(
+                    layer,
+                    &mut [ShardOut { slab: 0..rows, positions, qkv: &mut self.qkv }],
+                )
+                .expect(CPU);
+            self.weights
+                .post_attention(layer, &[ShardIn { slab: 0..rows, attended: &self.attended }])
+                .expect(CPU);
         }
         Self::timing(started, self.config.layer_parameters() * self.layers, rows)
     }
@@ -168,9 +171,8 @@ impl WeightBench {
     /// The classifier and the likeliest token of `rows` rows.
     pub fn classify(&mut self, rows: usize) -> Timing {
         let slab_rows: Vec<usize> = (0..rows).collect();
-        let mut tokens = vec![0; rows];
         let started = Instant::now();
-        self.weights.classify_greedy(&slab_rows, &mut tokens);
+        self.weights.likeliest(&slab_rows);
         Self::timing(started, self.config.hidden * self.config.vocab, rows)
     }
 
@@ -181,6 +183,15 @@ impl WeightBench {
             bytes: (parameters * size_of::<bf16>()) as f64,
         }
     }
+}
+
+/// Ordinary numbers for the residual slab: (rows, hidden).
+fn residual(rows: usize, hidden: usize) -> Buffer {
+    let mut residual = Buffer::zeroed(rows * hidden * size_of::<f32>());
+    for (index, value) in residual.f32_mut().iter_mut().enumerate() {
+        *value = (index % 13) as f32 - 6.0;
+    }
+    residual
 }
 
 /// Fills as many of one layer's bf16 pages as fit in `bytes` bytes; returns them and their number.
@@ -224,18 +235,18 @@ impl ContextBench {
     pub fn decode(&mut self, positions: usize, rows_max: usize) -> Timing {
         let pages_each = positions.div_ceil(PAGE_POSITIONS as usize);
         let rows = (self.pages / pages_each).min(rows_max);
-        let tables: Vec<Vec<u32>> = (0..rows)
-            .map(|row| (0..pages_each).map(|page| (page * rows + row) as u32).collect())
-            .collect();
-        let batch: Vec<AttendRow<'_>> = tables
-            .iter()
-            .map(|pages| AttendRow { position: positions as u32 - 1, pages })
-            .collect();
+        for row in 0..rows {
+            let pages: Vec<u32> = (0..pages_each).map(|page| (page * rows + row) as u32).collect();
+            self.context.bind(row as u32, 0, &pages).expect(CPU);
+        }
+        let position = positions as u32 - 1;
+        let batch: Vec<AttendRow> =
+            (0..rows as u32).map(|slot| AttendRow { slot, position }).collect();
         let qkv = Buffer::zeroed(rows * self.config.qkv_width() * size_of::<bf16>());
         let mut attended = Buffer::zeroed(rows * self.config.query_width() * size_of::<bf16>());
         let page_bytes = CpuContext::page_bytes(&self.config, 1, self.context_type);
         let started = Instant::now();
-        self.context.attend(0, &batch, &qkv, &mut attended);
+        self.context.attend(0, &batch, &qkv, &mut attended).expect(CPU);
         Timing {
             seconds: started.elapsed().as_secs_f64(),
             operations: (4 * rows * positions * self.config.query_width()) as f64,

@@ -1,22 +1,91 @@
-//! The CPU backends behind one type for each trait, so that callers are not generic over
-//! instruction sets.
+//! The CPU as a backend: one type for each trait, so that callers are not generic over instruction
+//! sets. The device's memory is the host's, so nothing is copied, and a kernel that returns is done.
 
 use crate::portable::{PortableContext, PortableWeights};
+use crate::sample::sample;
 use crate::source::{SliceSpec, WeightSource, check_shape};
+use crate::tables::Tables;
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{X86Context, X86Weights};
 use crate::{
-    AttendRow, ComputeError, ContextKernels, ContextType, Isa, ShardIn, ShardOut, Threads,
+    AttendRow, Backend, ComputeError, ContextKernels, ContextType, Isa, ShardIn, ShardOut, Threads,
     WeightKernels,
 };
-use glinthawk_flight::Buffer;
+use glinthawk_flight::{Buffer, Generated, Pool, Sample};
 use glinthawk_model::{Model, ModelConfig};
 use half::bf16;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+
+/// Rows whose logits are held at once, to bound their memory for any batch.
+const LOGIT_ROWS_MAX: usize = 64;
+
+/// Some threads of this machine's CPU.
+#[derive(Clone)]
+pub struct CpuBackend {
+    /// The instruction set of all kernels.
+    pub isa: Isa,
+    /// The threads they run on.
+    pub threads: Arc<Threads>,
+    /// Where buffers come from.
+    pub pool: Arc<Pool>,
+}
+
+impl Backend for CpuBackend {
+    type Buffer = Buffer;
+    type Weights = CpuWeights;
+    type Context = CpuContext;
+
+    fn weights(
+        &self,
+        model: &Model,
+        spec: &SliceSpec,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<CpuWeights, ComputeError> {
+        CpuWeights::load(model, spec, self.isa, Arc::clone(&self.threads), progress)
+    }
+
+    fn context(
+        &self,
+        config: &ModelConfig,
+        layers: usize,
+        pages: usize,
+        context_type: ContextType,
+    ) -> Result<CpuContext, ComputeError> {
+        let threads = Arc::clone(&self.threads);
+        CpuContext::new(config, layers, pages, context_type, self.isa, threads)
+    }
+
+    fn take(&self, len_bytes: usize) -> Result<Buffer, ComputeError> {
+        Ok(self.pool.take(len_bytes))
+    }
+
+    fn give(&self, buffer: Buffer) {
+        self.pool.give(buffer);
+    }
+
+    fn to_device(&self, buffer: Buffer) -> Result<Buffer, ComputeError> {
+        Ok(buffer)
+    }
+
+    fn to_host(&self, buffer: Buffer) -> Result<Buffer, ComputeError> {
+        Ok(buffer)
+    }
+
+    fn is_done(&self) -> Result<bool, ComputeError> {
+        Ok(true)
+    }
+}
 
 /// Tier 1's work on a CPU.
-pub struct CpuWeights(Weights);
+pub struct CpuWeights {
+    kernels: Weights,
+    threads: Arc<Threads>,
+    vocab: usize,
+    logits: Vec<f32>,
+    /// Of the last `classify`.
+    tokens: Vec<Generated>,
+}
 
 enum Weights {
     Portable(PortableWeights),
@@ -25,7 +94,10 @@ enum Weights {
 }
 
 /// Tier 2's work on a CPU.
-pub struct CpuContext(Context);
+pub struct CpuContext {
+    kernels: Context,
+    tables: Tables,
+}
 
 enum Context {
     Portable(PortableContext),
@@ -44,18 +116,7 @@ macro_rules! each {
 }
 
 impl CpuWeights {
-    /// Reads a slice of a model, packed for `isa`. `progress` is told the bytes done and the total.
-    pub fn load(
-        model: &Model,
-        spec: SliceSpec,
-        isa: Isa,
-        threads: Arc<Threads>,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Self, ComputeError> {
-        Self::load_from(model, &spec, isa, threads, progress)
-    }
-
-    pub(crate) fn load_from(
+    pub(crate) fn load(
         source: &dyn WeightSource,
         spec: &SliceSpec,
         isa: Isa,
@@ -70,27 +131,70 @@ impl CpuWeights {
             done += bytes;
             progress(done, total);
         };
-        #[cfg(target_arch = "x86_64")]
-        if isa != Isa::Portable {
-            return Ok(Self(Weights::X86(X86Weights::load(
-                source,
-                spec,
-                isa,
-                threads,
-                &mut progress,
-            )?)));
-        }
-        Ok(Self(Weights::Portable(PortableWeights::load(source, spec, threads, &mut progress)?)))
+        let own = Arc::clone(&threads);
+        let kernels = match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => {
+                Weights::X86(X86Weights::load(source, spec, isa, own, &mut progress)?)
+            }
+            _ => Weights::Portable(PortableWeights::load(source, spec, own, &mut progress)?),
+        };
+        Ok(Self::over(kernels, threads, source.config().vocab))
+    }
+
+    fn over(kernels: Weights, threads: Arc<Threads>, vocab: usize) -> Self {
+        Self { kernels, threads, vocab, logits: Vec::new(), tokens: Vec::new() }
     }
 
     /// The same weights for another thread of execution, with threads and a slab of its own.
     pub fn beside(&self, threads: Arc<Threads>, slab_rows: usize) -> Result<Self, ComputeError> {
-        Ok(Self(match &self.0 {
-            Weights::Portable(inner) => Weights::Portable(inner.beside(threads, slab_rows)?),
+        let own = Arc::clone(&threads);
+        let kernels = match &self.kernels {
+            Weights::Portable(inner) => Weights::Portable(inner.beside(own, slab_rows)?),
             #[cfg(target_arch = "x86_64")]
-            Weights::X86(inner) => Weights::X86(inner.beside(threads, slab_rows)?),
-        }))
+            Weights::X86(inner) => Weights::X86(inner.beside(own, slab_rows)?),
+        };
+        Ok(Self::over(kernels, threads, self.vocab))
     }
+
+    /// Logits of slab rows: (rows, vocab).
+    pub fn logits(&mut self, rows: &[usize], logits: &mut [f32]) {
+        each!(&mut self.kernels, Weights, inner => inner.classify(rows, logits));
+    }
+
+    /// The likeliest token of each slab row, the lowest id among equals.
+    pub fn likeliest(&mut self, rows: &[usize]) -> Vec<u32> {
+        let mut tokens = vec![0; rows.len()];
+        each!(&mut self.kernels, Weights, inner => inner.classify_greedy(rows, &mut tokens));
+        tokens
+    }
+
+    /// Draws a token for each slab row from all its logits.
+    fn draw(&mut self, rows: &[usize], samples: &[&Sample]) -> Vec<Generated> {
+        let mut logits = std::mem::take(&mut self.logits);
+        logits.resize(rows.len() * self.vocab, 0.0);
+        self.logits(rows, &mut logits);
+        let drawn: Vec<_> =
+            logits.chunks_exact_mut(self.vocab).map(|logits| Mutex::new((logits, None))).collect();
+        self.threads.for_each(rows.len(), |index| {
+            let mut slot = drawn[index].lock().expect("no panic while sampling");
+            slot.1 = Some(sample(slot.0, samples[index]));
+        });
+        let token = |slot: Mutex<(_, Option<Generated>)>| {
+            slot.into_inner().expect("no panic while sampling").1.expect("every row was sampled")
+        };
+        let tokens = drawn.into_iter().map(token).collect();
+        self.logits = logits;
+        tokens
+    }
+}
+
+/// Whether only the likeliest token is asked for.
+fn is_plain_greedy(sample: &Sample) -> bool {
+    sample.temperature == 0.0
+        && sample.repetition_penalty == 1.0
+        && sample.biases.is_empty()
+        && sample.logprobs.is_none()
 }
 
 /// A byte that makes ordinary numbers when repeated as bf16, int8 or f32.
@@ -109,7 +213,7 @@ fn slice_bytes(config: &ModelConfig, spec: &SliceSpec) -> u64 {
 
 impl CpuContext {
     /// Room for `pages` pages of every layer. Untouched pages cost no resident memory.
-    pub fn new(
+    pub(crate) fn new(
         config: &ModelConfig,
         layers: usize,
         pages: usize,
@@ -119,18 +223,25 @@ impl CpuContext {
     ) -> Result<Self, ComputeError> {
         isa.require()?;
         check_shape(config)?;
-        #[cfg(target_arch = "x86_64")]
-        if isa != Isa::Portable {
-            let context = X86Context::new(config, layers, pages, context_type, isa, threads)?;
-            return Ok(Self(Context::X86(context)));
-        }
-        let context = PortableContext::new(config, layers, pages, context_type, threads)?;
-        Ok(Self(Context::Portable(context)))
+        let kernels = match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => {
+                Context::X86(X86Context::new(config, layers, pages, context_type, isa, threads)?)
+            }
+            _ => Context::Portable(PortableContext::new(
+                config,
+                layers,
+                pages,
+                context_type,
+                threads,
+            )?),
+        };
+        Ok(Self { kernels, tables: Tables::default() })
     }
 
     /// Fills all pages: for benchmarks, which must read memory that is there.
     pub(crate) fn fill(&mut self) {
-        each!(&mut self.0, Context, inner => inner.fill(FILL));
+        each!(&mut self.kernels, Context, inner => inner.fill(FILL));
     }
 
     /// Bytes of one page in all of the slice's layers.
@@ -142,45 +253,84 @@ impl CpuContext {
 impl WeightKernels for CpuWeights {
     type Buffer = Buffer;
 
-    fn embed(&mut self, slab: Range<usize>, tokens: &[u32]) {
-        each!(&mut self.0, Weights, inner => inner.embed(slab, tokens));
+    fn embed(&mut self, slab: Range<usize>, tokens: &[u32]) -> Result<(), ComputeError> {
+        each!(&mut self.kernels, Weights, inner => inner.embed(slab, tokens));
+        Ok(())
     }
 
-    fn put_residual(&mut self, slab: Range<usize>, residual: &[f32]) {
-        each!(&mut self.0, Weights, inner => inner.put_residual(slab, residual));
+    fn put_residual(&mut self, slab: Range<usize>, residual: &Buffer) -> Result<(), ComputeError> {
+        each!(&mut self.kernels, Weights, inner => inner.put_residual(slab, residual.f32()));
+        Ok(())
     }
 
-    fn get_residual(&mut self, slab: Range<usize>, residual: &mut [f32]) {
-        each!(&mut self.0, Weights, inner => inner.get_residual(slab, residual));
+    fn get_residual(
+        &mut self,
+        slab: Range<usize>,
+        residual: &mut Buffer,
+    ) -> Result<(), ComputeError> {
+        each!(&mut self.kernels, Weights, inner => inner.get_residual(slab, residual.f32_mut()));
+        Ok(())
     }
 
-    fn pre_attention(&mut self, layer: usize, shards: &mut [ShardOut<'_, Buffer>]) {
-        each!(&mut self.0, Weights, inner => inner.pre_attention(layer, shards));
+    fn pre_attention(
+        &mut self,
+        layer: usize,
+        shards: &mut [ShardOut<'_, Buffer>],
+    ) -> Result<(), ComputeError> {
+        each!(&mut self.kernels, Weights, inner => inner.pre_attention(layer, shards));
+        Ok(())
     }
 
-    fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Buffer>]) {
-        each!(&mut self.0, Weights, inner => inner.post_attention(layer, shards));
+    fn post_attention(
+        &mut self,
+        layer: usize,
+        shards: &[ShardIn<'_, Buffer>],
+    ) -> Result<(), ComputeError> {
+        each!(&mut self.kernels, Weights, inner => inner.post_attention(layer, shards));
+        Ok(())
     }
 
-    fn classify(&mut self, rows: &[usize], logits: &mut [f32]) {
-        each!(&mut self.0, Weights, inner => inner.classify(rows, logits));
+    fn classify(&mut self, rows: &[usize], samples: &[Sample]) -> Result<(), ComputeError> {
+        assert_eq!(rows.len(), samples.len(), "one sample per row");
+        let (greedy, drawn): (Vec<usize>, Vec<usize>) =
+            (0..rows.len()).partition(|&index| is_plain_greedy(&samples[index]));
+        let slab_rows =
+            |picks: &[usize]| -> Vec<usize> { picks.iter().map(|&index| rows[index]).collect() };
+        let likeliest = self.likeliest(&slab_rows(&greedy)).into_iter();
+        let likeliest =
+            likeliest.map(|token| Generated { token, logprob: 0.0, alternatives: Vec::new() });
+        let mut tokens: Vec<(usize, Generated)> = greedy.into_iter().zip(likeliest).collect();
+        for picks in drawn.chunks(LOGIT_ROWS_MAX) {
+            let samples: Vec<&Sample> = picks.iter().map(|&index| &samples[index]).collect();
+            tokens.extend(picks.iter().copied().zip(self.draw(&slab_rows(picks), &samples)));
+        }
+        tokens.sort_unstable_by_key(|(index, _)| *index);
+        self.tokens = tokens.into_iter().map(|(_, token)| token).collect();
+        Ok(())
     }
 
-    fn classify_greedy(&mut self, rows: &[usize], tokens: &mut [u32]) {
-        each!(&mut self.0, Weights, inner => inner.classify_greedy(rows, tokens));
+    fn tokens(&mut self) -> Result<Vec<Generated>, ComputeError> {
+        Ok(std::mem::take(&mut self.tokens))
     }
 }
 
 impl ContextKernels for CpuContext {
     type Buffer = Buffer;
 
+    fn bind(&mut self, slot: u32, first: usize, pages: &[u32]) -> Result<(), ComputeError> {
+        self.tables.bind(slot, first, pages);
+        Ok(())
+    }
+
     fn attend(
         &mut self,
         layer: usize,
-        rows: &[AttendRow<'_>],
+        rows: &[AttendRow],
         qkv: &Buffer,
         attended: &mut Buffer,
-    ) {
-        each!(&mut self.0, Context, inner => inner.attend(layer, rows, qkv, attended));
+    ) -> Result<(), ComputeError> {
+        let rows = self.tables.rows(rows);
+        each!(&mut self.kernels, Context, inner => inner.attend(layer, &rows, qkv, attended));
+        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! The kernels. Two traits named for the paper's split: [`WeightKernels`] is Tier 1's work
-//! (everything that touches weights), [`ContextKernels`] is Tier 2's (append and attend).
-//! `portable` is the oracle; every faster backend is tested against it.
+//! (everything that touches weights), [`ContextKernels`] is Tier 2's (append and attend). A [`Backend`]
+//! makes both for the device it stands for. `portable` is the oracle; every faster path is tested
+//! against it.
 
 pub mod bench;
 #[cfg(test)]
@@ -16,18 +17,66 @@ mod portable;
 mod rope;
 pub mod sample;
 mod source;
+mod tables;
 mod threads;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use context_type::ContextType;
-pub use cpu::{CpuContext, CpuWeights};
+pub use cpu::{CpuBackend, CpuContext, CpuWeights};
 pub use error::{ComputeError, size};
 pub use isa::Isa;
 pub use source::SliceSpec;
 pub use threads::{Threads, allowed_cores};
 
+use glinthawk_flight::{Buffer, Generated, Sample};
+use glinthawk_model::{Model, ModelConfig};
 use std::ops::Range;
+
+/// What a node computes on: a device, and the activations on it.
+///
+/// Its kernels may return before their work is done. Work is done in the order of the calls, copies
+/// included, and `is_done` says whether all of it is. Only then may a copy on the host be read.
+pub trait Backend: Clone + Send {
+    /// Activations on the device.
+    type Buffer: Send;
+    /// Tier 1's kernels.
+    type Weights: WeightKernels<Buffer = Self::Buffer>;
+    /// Tier 2's kernels.
+    type Context: ContextKernels<Buffer = Self::Buffer>;
+
+    /// Puts a slice of a model on the device. `progress` is told the bytes done and the total.
+    fn weights(
+        &self,
+        model: &Model,
+        spec: &SliceSpec,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self::Weights, ComputeError>;
+
+    /// Makes room on the device for `pages` pages of every layer.
+    fn context(
+        &self,
+        config: &ModelConfig,
+        layers: usize,
+        pages: usize,
+        context_type: ContextType,
+    ) -> Result<Self::Context, ComputeError>;
+
+    /// Activations of `len_bytes` bytes with unspecified content.
+    fn take(&self, len_bytes: usize) -> Result<Self::Buffer, ComputeError>;
+
+    /// Hands activations back.
+    fn give(&self, buffer: Self::Buffer);
+
+    /// Copies activations that arrived with a message to the device.
+    fn to_device(&self, buffer: Buffer) -> Result<Self::Buffer, ComputeError>;
+
+    /// Copies activations that leave with a message to the host.
+    fn to_host(&self, buffer: Self::Buffer) -> Result<Buffer, ComputeError>;
+
+    /// Whether all work is done that was asked for.
+    fn is_done(&self) -> Result<bool, ComputeError>;
+}
 
 /// A shard's rows on their way into attention.
 pub struct ShardOut<'a, B> {
@@ -51,52 +100,85 @@ pub struct ShardIn<'a, B> {
 /// device inside the implementation; `layer` counts from the slice's first.
 pub trait WeightKernels: Send {
     /// Activations on the device.
-    type Buffer: Send;
+    type Buffer;
 
     /// Writes the tokens' embeddings into the slab.
-    fn embed(&mut self, slab: Range<usize>, tokens: &[u32]);
+    fn embed(&mut self, slab: Range<usize>, tokens: &[u32]) -> Result<(), ComputeError>;
 
-    /// Overwrites slab rows with a residual from the previous slice: (rows, hidden).
-    fn put_residual(&mut self, slab: Range<usize>, residual: &[f32]);
+    /// Overwrites slab rows with a residual from the previous slice: (rows, hidden) f32.
+    fn put_residual(
+        &mut self,
+        slab: Range<usize>,
+        residual: &Self::Buffer,
+    ) -> Result<(), ComputeError>;
 
-    /// Reads slab rows for the next slice: (rows, hidden).
-    fn get_residual(&mut self, slab: Range<usize>, residual: &mut [f32]);
+    /// Reads slab rows for the next slice: (rows, hidden) f32.
+    fn get_residual(
+        &mut self,
+        slab: Range<usize>,
+        residual: &mut Self::Buffer,
+    ) -> Result<(), ComputeError>;
 
     /// F1: norm, q/k/v projection (bias, head norms), rotary embedding, for all shards as one batch.
-    fn pre_attention(&mut self, layer: usize, shards: &mut [ShardOut<'_, Self::Buffer>]);
+    fn pre_attention(
+        &mut self,
+        layer: usize,
+        shards: &mut [ShardOut<'_, Self::Buffer>],
+    ) -> Result<(), ComputeError>;
 
     /// F3: output projection, residual, norm, feed-forward, residual, for all shards as one batch.
-    fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Self::Buffer>]);
+    fn post_attention(
+        &mut self,
+        layer: usize,
+        shards: &[ShardIn<'_, Self::Buffer>],
+    ) -> Result<(), ComputeError>;
 
-    /// Final norm and classifier of single slab rows; logits are (rows, vocab).
-    fn classify(&mut self, rows: &[usize], logits: &mut [f32]);
+    /// Post-attention of `layer`, then pre-attention of the next, for the same rows.
+    fn middle(
+        &mut self,
+        layer: usize,
+        back: &[ShardIn<'_, Self::Buffer>],
+        out: &mut [ShardOut<'_, Self::Buffer>],
+    ) -> Result<(), ComputeError> {
+        self.post_attention(layer, back)?;
+        self.pre_attention(layer + 1, out)
+    }
 
-    /// As `classify`, but gives only each row's likeliest token, the lowest id among equals.
-    fn classify_greedy(&mut self, rows: &[usize], tokens: &mut [u32]);
+    /// Final norm and classifier of single slab rows, and a token for each as its sample asks.
+    fn classify(&mut self, rows: &[usize], samples: &[Sample]) -> Result<(), ComputeError>;
+
+    /// The tokens of the last `classify`, in order, once it is done.
+    fn tokens(&mut self) -> Result<Vec<Generated>, ComputeError>;
 }
 
-/// One row to attend: its position and the pages of positions `0..=position`, in order.
-#[derive(Clone, Copy)]
-pub struct AttendRow<'a> {
-    /// Position of the row in its prompt.
+/// One row to attend.
+#[derive(Clone, Copy, Debug)]
+pub struct AttendRow {
+    /// The page table of its context.
+    pub slot: u32,
+    /// Its position, from 0.
     pub position: u32,
-    /// Page of every 16 positions, up to and including the row's own.
-    pub pages: &'a [u32],
 }
 
 /// Tier 2's work: the pages of keys and values of a slice's layers, and attention over them.
+///
+/// Every slot has a page table. A page may be in several tables, and is then only read: the rows of a
+/// batch that store on a page are all of one slot, and no row of another slot sees the page.
 pub trait ContextKernels: Send {
     /// Activations on the device.
-    type Buffer: Send;
+    type Buffer;
+
+    /// Enters pages into a slot's table, from its page number `first` on. What followed is forgotten.
+    fn bind(&mut self, slot: u32, first: usize, pages: &[u32]) -> Result<(), ComputeError>;
 
     /// F2: first stores every row's k, v at its position, then attends every row to positions
-    /// `0..=position` (or the sliding window's). `qkv` is (rows, query_width + 2·kv_width) bf16,
-    /// `attended` is (rows, query_width) bf16.
+    /// `0..=position` of its slot (or the sliding window's). `qkv` is (rows, query_width +
+    /// 2·kv_width) bf16, `attended` is (rows, query_width) bf16.
     fn attend(
         &mut self,
         layer: usize,
-        rows: &[AttendRow<'_>],
+        rows: &[AttendRow],
         qkv: &Self::Buffer,
         attended: &mut Self::Buffer,
-    );
+    ) -> Result<(), ComputeError>;
 }

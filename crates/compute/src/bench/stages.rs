@@ -1,8 +1,7 @@
 //! Single stages of a layer, timed as the engine meets them: every repetition turns to other layers
 //! or other pages, so that no cache holds what a real run would have to load again.
 
-use super::filled_pages;
-use crate::sample::sample;
+use super::{CPU, filled_pages, residual};
 use crate::{
     AttendRow, ComputeError, ContextKernels, ContextType, CpuContext, CpuWeights, Isa, ShardIn,
     ShardOut, SliceSpec, Threads, WeightKernels,
@@ -11,11 +10,8 @@ use glinthawk_flight::{Buffer, PAGE_POSITIONS, Pool, Sample};
 use glinthawk_model::{Model, ModelConfig};
 use half::bf16;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
-
-/// Rows whose logits are held at once, as on a Tier-1 node.
-const LOGIT_ROWS_MAX: usize = 64;
 
 /// A part of Tier 1's work in one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +20,7 @@ pub enum Stage {
     Pre,
     /// Output projection, feed-forward.
     Post,
-    /// A layer's post, then the next layer's pre: one call after the other, as Tier 1 makes them.
+    /// A layer's post and the next layer's pre in one call, as Tier 1 makes it.
     Fused,
 }
 
@@ -34,11 +30,9 @@ pub struct StageBench {
     layers: usize,
     layer_next: usize,
     weights: CpuWeights,
-    threads: Arc<Threads>,
     qkv: Buffer,
     attended: Buffer,
     positions: Vec<u32>,
-    logits: Vec<f32>,
 }
 
 impl StageBench {
@@ -53,15 +47,15 @@ impl StageBench {
     ) -> Result<Self, ComputeError> {
         let count = layers.len();
         let spec = SliceSpec { layers, embeds: false, classifies: true, slab_rows: rows_max };
-        let weights = CpuWeights::load(model, spec, isa, Arc::clone(&threads), progress)?;
-        Ok(Self::over(weights, model.config().clone(), count, rows_max, threads))
+        let weights = CpuWeights::load(model, &spec, isa, threads, progress)?;
+        Self::over(weights, model.config().clone(), count, rows_max)
     }
 
     /// The same weights on other threads, as lanes share them.
     pub fn beside(&self, threads: Arc<Threads>) -> Result<Self, ComputeError> {
         let rows_max = self.positions.len();
-        let weights = self.weights.beside(Arc::clone(&threads), rows_max)?;
-        Ok(Self::over(weights, self.config.clone(), self.layers, rows_max, threads))
+        let weights = self.weights.beside(threads, rows_max)?;
+        Self::over(weights, self.config.clone(), self.layers, rows_max)
     }
 
     fn over(
@@ -69,27 +63,22 @@ impl StageBench {
         config: ModelConfig,
         layers: usize,
         rows_max: usize,
-        threads: Arc<Threads>,
-    ) -> Self {
-        let residual: Vec<f32> =
-            (0..rows_max * config.hidden).map(|index| (index % 13) as f32 - 6.0).collect();
-        weights.put_residual(0..rows_max, &residual);
+    ) -> Result<Self, ComputeError> {
+        weights.put_residual(0..rows_max, &residual(rows_max, config.hidden))?;
         let buffer = |width: usize| Buffer::zeroed(rows_max * width * size_of::<bf16>());
         let mut attended = buffer(config.query_width());
         for (index, value) in attended.bf16_mut().iter_mut().enumerate() {
             *value = bf16::from_f32((index % 13) as f32 / 8.0 - 0.75);
         }
-        Self {
+        Ok(Self {
             layers,
             layer_next: 0,
             qkv: buffer(config.qkv_width()),
             attended,
             positions: (0..rows_max as u32).collect(),
-            logits: vec![0.0; LOGIT_ROWS_MAX.min(rows_max) * config.vocab],
             weights,
-            threads,
             config,
-        }
+        })
     }
 
     /// Mean seconds per layer of a stage for `rows` rows, over the next `layers` layers.
@@ -98,51 +87,37 @@ impl StageBench {
         for _ in 0..layers {
             let layer = self.layer_next;
             self.layer_next = (layer + 1) % self.layers;
-            match stage {
-                Stage::Pre => self.pre(layer, rows),
-                Stage::Post => self.post(layer, rows),
+            let positions = &self.positions[..rows];
+            let out = &mut [ShardOut { slab: 0..rows, positions, qkv: &mut self.qkv }];
+            let back = &[ShardIn { slab: 0..rows, attended: &self.attended }];
+            let weights = &mut self.weights;
+            let done = match stage {
+                Stage::Pre => weights.pre_attention(layer, out),
+                Stage::Post => weights.post_attention(layer, back),
+                Stage::Fused if self.layer_next > 0 => weights.middle(layer, back, out),
                 Stage::Fused => {
-                    self.post(layer, rows);
-                    self.pre(self.layer_next, rows);
+                    weights.post_attention(layer, back).and_then(|()| weights.pre_attention(0, out))
                 }
-            }
+            };
+            done.expect(CPU);
         }
         started.elapsed().as_secs_f64() / layers as f64
-    }
-
-    fn pre(&mut self, layer: usize, rows: usize) {
-        let positions = &self.positions[..rows];
-        let shard = ShardOut { slab: 0..rows, positions, qkv: &mut self.qkv };
-        self.weights.pre_attention(layer, &mut [shard]);
-    }
-
-    fn post(&mut self, layer: usize, rows: usize) {
-        self.weights.post_attention(layer, &[ShardIn { slab: 0..rows, attended: &self.attended }]);
     }
 
     /// Seconds of the classifier and the likeliest token of `rows` rows.
     pub fn classify_greedy(&mut self, rows: usize) -> f64 {
         let slab_rows: Vec<usize> = (0..rows).collect();
-        let mut tokens = vec![0; rows];
         let started = Instant::now();
-        self.weights.classify_greedy(&slab_rows, &mut tokens);
+        self.weights.likeliest(&slab_rows);
         started.elapsed().as_secs_f64()
     }
 
     /// Seconds of the classifier, all logits and a token drawn at temperature 1 for `rows` rows.
     pub fn classify_sampled(&mut self, rows: usize) -> f64 {
         let slab_rows: Vec<usize> = (0..rows).collect();
+        let samples: Vec<Sample> = (0..rows as u64).map(sampler).collect();
         let started = Instant::now();
-        for rows in slab_rows.chunks(LOGIT_ROWS_MAX) {
-            let logits = &mut self.logits[..rows.len() * self.config.vocab];
-            self.weights.classify(rows, logits);
-            let slots: Vec<_> =
-                logits.chunks_exact_mut(self.config.vocab).map(Mutex::new).collect();
-            self.threads.for_each(slots.len(), |index| {
-                let mut logits = slots[index].lock().expect("no panic while sampling");
-                std::hint::black_box(sample(&mut logits, &sampler(rows[index] as u64)));
-            });
-        }
+        self.weights.classify(&slab_rows, &samples).expect(CPU);
         started.elapsed().as_secs_f64()
     }
 }
@@ -205,24 +180,18 @@ impl AttentionBench {
         let start = self.calls % places * needed;
         self.calls += 1;
         let page = |prompt: usize, page: usize| (start + page * prompts + prompt) as u32;
-        let tables: Vec<Vec<u32>> = (0..prompts)
-            .map(|prompt| (0..pages_each).map(|index| page(prompt, index)).collect())
-            .collect();
-        let batch: Vec<AttendRow<'_>> = tables
-            .iter()
-            .flat_map(|pages| {
-                let row = |position: usize| AttendRow {
-                    position: position as u32,
-                    pages: &pages[..=position / PAGE_POSITIONS as usize],
-                };
-                (positions - rows..positions).map(row)
-            })
-            .collect();
+        for prompt in 0..prompts {
+            let pages: Vec<u32> = (0..pages_each).map(|index| page(prompt, index)).collect();
+            self.context.bind(prompt as u32, 0, &pages).expect(CPU);
+        }
+        let seen = positions as u32 - rows as u32..positions as u32;
+        let row = |slot| seen.clone().map(move |position| AttendRow { slot, position });
+        let batch: Vec<AttendRow> = (0..prompts as u32).flat_map(row).collect();
         let buffer = |width: usize| self.pool.take(batch.len() * width * size_of::<bf16>());
         let qkv = buffer(self.config.qkv_width());
         let mut attended = buffer(self.config.query_width());
         let started = Instant::now();
-        self.context.attend(0, &batch, &qkv, &mut attended);
+        self.context.attend(0, &batch, &qkv, &mut attended).expect(CPU);
         let seconds = started.elapsed().as_secs_f64();
         self.pool.give(qkv);
         self.pool.give(attended);

@@ -22,8 +22,12 @@ impl Prompt {
         }
     }
 
-    fn row(&self, position: u32) -> AttendRow<'_> {
-        AttendRow { position, pages: &self.pages[..position as usize / 16 + 1] }
+    fn row(&self, position: u32) -> AttendRow {
+        AttendRow { slot: self.seed as u32, position }
+    }
+
+    fn bind(&self, context: &mut CpuContext) {
+        context.bind(self.seed as u32, 0, &self.pages).unwrap();
     }
 }
 
@@ -40,9 +44,10 @@ fn attend(context: &mut CpuContext, shape: &Shape, rows: &[(&Prompt, u32)]) -> V
         }
     }
     let mut attended = Buffer::zeroed(rows.len() * config.query_width() * 2);
-    let rows: Vec<AttendRow<'_>> =
+    rows.iter().for_each(|(prompt, _)| prompt.bind(context));
+    let rows: Vec<AttendRow> =
         rows.iter().map(|(prompt, position)| prompt.row(*position)).collect();
-    context.attend(1, &rows, &qkv, &mut attended);
+    context.attend(1, &rows, &qkv, &mut attended).unwrap();
     attended.bf16().chunks_exact(config.query_width()).map(<[bf16]>::to_vec).collect()
 }
 
@@ -178,10 +183,11 @@ fn leftovers_of_another_prompt_do_no_harm() {
         let mut qkv = Buffer::zeroed(shape.config().qkv_width() * 2);
         qkv.bf16_mut().fill(bf16::NAN);
         let mut attended = Buffer::zeroed(shape.config().query_width() * 2);
+        prompt.bind(&mut context);
         for position in 0..16 {
-            context.attend(1, &[prompt.row(position)], &qkv, &mut attended);
+            context.attend(1, &[prompt.row(position)], &qkv, &mut attended).unwrap();
         }
-        context.attend(1, &[], &qkv, &mut attended);
+        context.attend(1, &[], &qkv, &mut attended).unwrap();
         let found = attend_in_chunks(&mut context, shape, &prompt, 20, 3);
         let expected = attend_in_chunks(&mut clean, shape, &prompt, 20, 3);
         assert!(found == expected, "{isa}, {}", shape.context_type);
@@ -204,5 +210,29 @@ fn rows_of_one_prompt_may_come_apart() {
         found.remove(7);
         found.reverse();
         assert!(found == expected, "{isa}, {}", shape.context_type);
+    }
+}
+
+#[test]
+fn a_page_may_belong_to_several_prompts() {
+    let cases = of_every_type(vec![Shape { heads: 6, kv_heads: 2, ..Shape::default() }]);
+    for (shape, isa) in cases.iter().flat_map(on_every_path) {
+        // Two prompts with the same first 32 positions, in the same pages, which only the first stored.
+        let fork = |seed, own: u32| Prompt { seed, pages: vec![5, 2, own] };
+        let (one, other) = (fork(1, 0), fork(2, 1));
+        let apart = |context: &mut CpuContext, positions: [u32; 2]| {
+            let rows = [(&one, positions[0]), (&other, positions[1])];
+            rows.map(|row| attend(context, shape, &[row]).remove(0))
+        };
+        let mut alone = shape.context(isa, 2, 8);
+        let mut context = shape.context(isa, 2, 8);
+        attend_in_chunks(&mut alone, shape, &one, 32, 32);
+        attend_in_chunks(&mut context, shape, &one, 32, 32);
+        for positions in [[32, 32], [33, 33], [34, 34]] {
+            let expected = apart(&mut alone, positions);
+            let rows = [(&one, positions[0]), (&other, positions[1])];
+            let found = attend(&mut context, shape, &rows);
+            assert!(found == expected, "{isa}, {}: {positions:?}", shape.context_type);
+        }
     }
 }

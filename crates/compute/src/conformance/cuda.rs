@@ -90,24 +90,21 @@ fn oracle(shape: &Shape, prompt: &Prompt) -> Vec<f32> {
     let mut context: CpuContext = shape.context(Isa::Portable, 2, 300);
     let positions: Vec<u32> = (0..count as u32).collect();
     let pages: Vec<u32> = (0..300).collect();
-    weights.embed(0..count, &prompt.tokens);
+    context.bind(0, 0, &pages).unwrap();
+    weights.embed(0..count, &prompt.tokens).unwrap();
     for layer in 0..config.layers {
         let mut qkv = Buffer::zeroed(count * config.qkv_width() * 2);
         let out = ShardOut { slab: 0..count, positions: &positions, qkv: &mut qkv };
-        weights.pre_attention(layer, &mut [out]);
-        let rows: Vec<AttendRow<'_>> = positions
-            .iter()
-            .map(|&at| AttendRow {
-                position: at,
-                pages: &pages[..(at / PAGE_POSITIONS) as usize + 1],
-            })
-            .collect();
+        weights.pre_attention(layer, &mut [out]).unwrap();
+        let rows: Vec<AttendRow> =
+            positions.iter().map(|&position| AttendRow { slot: 0, position }).collect();
         let mut attended = Buffer::zeroed(count * config.query_width() * 2);
-        context.attend(layer, &rows, &qkv, &mut attended);
-        weights.post_attention(layer, &[ShardIn { slab: 0..count, attended: &attended }]);
+        context.attend(layer, &rows, &qkv, &mut attended).unwrap();
+        let back = ShardIn { slab: 0..count, attended: &attended };
+        weights.post_attention(layer, &[back]).unwrap();
     }
     let mut logits = vec![0.0; count * config.vocab];
-    weights.classify(&(0..count).collect::<Vec<_>>(), &mut logits);
+    weights.logits(&(0..count).collect::<Vec<_>>(), &mut logits);
     logits
 }
 

@@ -75,9 +75,8 @@ impl Shape {
         let threads = Arc::new(Threads::new(threads).unwrap());
         let mut last = (0, 0);
         let source = self.source();
-        let weights = CpuWeights::load_from(&source, &spec, isa, threads, &mut |done, total| {
-            last = (done, total)
-        });
+        let weights =
+            CpuWeights::load(&source, &spec, isa, threads, &mut |done, total| last = (done, total));
         assert_eq!(last.0, last.1, "progress reaches the end");
         weights.unwrap()
     }

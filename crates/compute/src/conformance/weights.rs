@@ -30,7 +30,7 @@ fn run(weights: &mut CpuWeights, shape: &Shape, shards: &[&[u64]]) -> Outcome {
     for (shard, rows) in shards.iter().enumerate() {
         let tokens: Vec<u32> =
             rows.iter().map(|row| (row * 7 % config.vocab as u64) as u32).collect();
-        weights.embed(slab(shard), &tokens);
+        weights.embed(slab(shard), &tokens).unwrap();
     }
     let positions: Vec<Vec<u32>> = shards
         .iter()
@@ -43,7 +43,7 @@ fn run(weights: &mut CpuWeights, shape: &Shape, shards: &[&[u64]]) -> Outcome {
         .zip(&mut qkv)
         .map(|(shard, qkv)| ShardOut { slab: slab(shard), positions: &positions[shard], qkv })
         .collect();
-    weights.pre_attention(1, &mut out);
+    weights.pre_attention(1, &mut out).unwrap();
     let attended: Vec<Buffer> = shards
         .iter()
         .map(|rows| {
@@ -61,17 +61,16 @@ fn run(weights: &mut CpuWeights, shape: &Shape, shards: &[&[u64]]) -> Outcome {
     let into: Vec<ShardIn<'_, Buffer>> = (0..shards.len())
         .map(|shard| ShardIn { slab: slab(shard), attended: &attended[shard] })
         .collect();
-    weights.post_attention(1, &into);
-    let mut residual = vec![0.0; rows.len() * config.hidden];
-    weights.get_residual(0..rows.len(), &mut residual);
+    weights.post_attention(1, &into).unwrap();
+    let mut residual = Buffer::zeroed(rows.len() * config.hidden * 4);
+    weights.get_residual(0..rows.len(), &mut residual).unwrap();
     let all: Vec<usize> = (0..rows.len()).collect();
     let mut logits = vec![0.0; rows.len() * config.vocab];
-    weights.classify(&all, &mut logits);
-    let mut tokens = vec![0; rows.len()];
-    weights.classify_greedy(&all, &mut tokens);
+    weights.logits(&all, &mut logits);
+    let tokens = weights.likeliest(&all);
     Outcome {
         qkv: qkv.iter().flat_map(|buffer| buffer.bf16().to_vec()).collect(),
-        residual,
+        residual: residual.f32().to_vec(),
         logits,
         tokens,
     }
@@ -205,14 +204,16 @@ fn residuals_pass_through() {
     let shape = Shape { hidden: 50, ..Shape::default() };
     for isa in Isa::available() {
         let mut weights = shape.weights(isa, 1, 8);
-        let residual: Vec<f32> = (0..100).map(|index| noise(1, index)).collect();
-        weights.put_residual(3..5, &residual);
-        let mut found = vec![0.0; 100];
-        weights.get_residual(3..5, &mut found);
-        assert_eq!(found, residual);
-        weights.pre_attention(0, &mut []);
-        weights.post_attention(0, &[]);
-        weights.classify(&[], &mut []);
-        weights.classify_greedy(&[], &mut []);
+        let mut residual = Buffer::zeroed(100 * 4);
+        for (index, value) in residual.f32_mut().iter_mut().enumerate() {
+            *value = noise(1, index as u64);
+        }
+        weights.put_residual(3..5, &residual).unwrap();
+        let mut found = Buffer::zeroed(100 * 4);
+        weights.get_residual(3..5, &mut found).unwrap();
+        assert_eq!(found.f32(), residual.f32());
+        weights.middle(0, &[], &mut []).unwrap();
+        weights.classify(&[], &[]).unwrap();
+        assert!(weights.tokens().unwrap().is_empty());
     }
 }

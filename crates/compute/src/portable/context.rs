@@ -5,7 +5,8 @@ use super::product::dot;
 use crate::context_type::quantise;
 use crate::math::exp;
 use crate::memory::{Memory, SharedMut};
-use crate::{AttendRow, ComputeError, ContextKernels, ContextType, Threads};
+use crate::tables::BoundRow;
+use crate::{ComputeError, ContextType, Threads};
 use glinthawk_flight::{Buffer, PAGE_POSITIONS};
 use glinthawk_model::ModelConfig;
 use half::bf16;
@@ -106,7 +107,7 @@ impl PortableContext {
     fn attend_head(
         &self,
         layer: usize,
-        row: &AttendRow<'_>,
+        row: &BoundRow<'_>,
         query: &[f32],
         head: usize,
         out: &mut [bf16],
@@ -135,15 +136,11 @@ impl PortableContext {
             *out = bf16::from_f32(sum / total);
         }
     }
-}
 
-impl ContextKernels for PortableContext {
-    type Buffer = Buffer;
-
-    fn attend(
+    pub(crate) fn attend(
         &mut self,
         layer: usize,
-        rows: &[AttendRow<'_>],
+        rows: &[BoundRow<'_>],
         qkv: &Buffer,
         attended: &mut Buffer,
     ) {

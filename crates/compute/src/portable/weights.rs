@@ -5,7 +5,7 @@ use crate::math::exp;
 use crate::memory::Memory;
 use crate::rope::{Rope, rotate};
 use crate::source::{LayerVectors, SliceSpec, WeightSource};
-use crate::{ComputeError, ShardIn, ShardOut, Threads, WeightKernels, sample};
+use crate::{ComputeError, ShardIn, ShardOut, Threads, sample};
 use glinthawk_flight::Buffer;
 use glinthawk_model::{LayerTensor, ModelConfig, Tensor};
 use half::bf16;
@@ -156,10 +156,9 @@ enum NormWeights {
     Final,
 }
 
-impl WeightKernels for PortableWeights {
-    type Buffer = Buffer;
-
-    fn embed(&mut self, slab: Range<usize>, tokens: &[u32]) {
+/// The kernels; see [`crate::WeightKernels`].
+impl PortableWeights {
+    pub(crate) fn embed(&mut self, slab: Range<usize>, tokens: &[u32]) {
         assert_eq!(slab.len(), tokens.len(), "one token per slab row");
         let embedding = self.matrices.embedding.as_ref().expect("the slice embeds");
         let hidden = self.config.hidden;
@@ -172,17 +171,17 @@ impl WeightKernels for PortableWeights {
         }
     }
 
-    fn put_residual(&mut self, slab: Range<usize>, residual: &[f32]) {
+    pub(crate) fn put_residual(&mut self, slab: Range<usize>, residual: &[f32]) {
         let hidden = self.config.hidden;
         self.slab[slab.start * hidden..slab.end * hidden].copy_from_slice(residual);
     }
 
-    fn get_residual(&mut self, slab: Range<usize>, residual: &mut [f32]) {
+    pub(crate) fn get_residual(&mut self, slab: Range<usize>, residual: &mut [f32]) {
         let hidden = self.config.hidden;
         residual.copy_from_slice(&self.slab[slab.start * hidden..slab.end * hidden]);
     }
 
-    fn pre_attention(&mut self, layer: usize, shards: &mut [ShardOut<'_, Buffer>]) {
+    pub(crate) fn pre_attention(&mut self, layer: usize, shards: &mut [ShardOut<'_, Buffer>]) {
         let rows: usize = shards.iter().map(|shard| shard.slab.len()).sum();
         self.norm_rows(
             shards.iter().flat_map(|shard| shard.slab.clone()),
@@ -221,7 +220,7 @@ impl WeightKernels for PortableWeights {
         assert_eq!(index, rows, "every row has its place in a q/k/v buffer");
     }
 
-    fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Buffer>]) {
+    pub(crate) fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Buffer>]) {
         let rows = || shards.iter().flat_map(|shard| shard.slab.clone());
         let count: usize = shards.iter().map(|shard| shard.slab.len()).sum();
         self.inputs.clear();
@@ -254,7 +253,7 @@ impl WeightKernels for PortableWeights {
         self.add_to_slab(rows(), count);
     }
 
-    fn classify(&mut self, rows: &[usize], logits: &mut [f32]) {
+    pub(crate) fn classify(&mut self, rows: &[usize], logits: &mut [f32]) {
         assert_eq!(logits.len(), rows.len() * self.config.vocab, "logits are (rows, vocab)");
         self.norm_rows(rows.iter().copied(), NormWeights::Final);
         let own = &self.matrices.classifier.as_ref().expect("the slice classifies").1;
@@ -270,7 +269,7 @@ impl WeightKernels for PortableWeights {
         }
     }
 
-    fn classify_greedy(&mut self, rows: &[usize], tokens: &mut [u32]) {
+    pub(crate) fn classify_greedy(&mut self, rows: &[usize], tokens: &mut [u32]) {
         let mut logits = vec![0.0; rows.len() * self.config.vocab];
         self.classify(rows, &mut logits);
         for (token, logits) in tokens.iter_mut().zip(logits.chunks_exact(self.config.vocab)) {

@@ -7,7 +7,8 @@ use super::attention::{self, Part, SPLIT_PAGES, Workspace};
 use super::pages::{After, PAGE};
 use super::tiles::TILE_ROWS;
 use crate::memory::{Memory, SharedMut};
-use crate::{AttendRow, ComputeError, ContextKernels, ContextType, Isa, Threads};
+use crate::tables::BoundRow;
+use crate::{ComputeError, ContextType, Isa, Threads};
 use batch::{Batch, split_pages};
 use glinthawk_flight::Buffer;
 use glinthawk_model::ModelConfig;
@@ -27,12 +28,12 @@ pub(crate) struct X86Context {
     workspaces: Vec<Workspace>,
     /// Parts of splits, if splits are shared out one by one.
     parts: Vec<Part>,
-    /// Rows of the batch that follow each other in one prompt.
+    /// Rows of the batch that follow each other in one slot.
     runs: Vec<Range<usize>>,
     jobs: Vec<Job>,
     /// Rows on one page, of runs that no job stores.
     segments: Vec<Range<usize>>,
-    /// One bit for each page, all clear between calls.
+    /// One bit for each slot, all clear between calls.
     marked: Vec<u64>,
 }
 
@@ -97,7 +98,7 @@ impl X86Context {
             runs: Vec::new(),
             jobs: Vec::new(),
             segments: Vec::new(),
-            marked: vec![0; pages.div_ceil(u64::BITS as usize)],
+            marked: Vec::new(),
         })
     }
 
@@ -105,9 +106,8 @@ impl X86Context {
         self.bytes.fill(byte);
     }
 
-    /// Cuts the batch into runs, segments and jobs. Returns whether all runs certainly belong to
-    /// different prompts.
-    fn plan(&mut self, rows: &[AttendRow<'_>]) -> bool {
+    /// Cuts the batch into runs, segments and jobs. Returns whether all runs are of different slots.
+    fn plan(&mut self, rows: &[BoundRow<'_>]) -> bool {
         self.runs.clear();
         self.jobs.clear();
         self.segments.clear();
@@ -157,23 +157,25 @@ impl X86Context {
         distinct
     }
 
-    /// Whether all runs begin on different pages, and so belong to different prompts.
-    fn are_distinct(&mut self, rows: &[AttendRow<'_>]) -> bool {
+    /// Whether all runs are of different slots.
+    fn are_distinct(&mut self, rows: &[BoundRow<'_>]) -> bool {
+        let slots = || self.runs.iter().map(|run| rows[run.start].slot);
+        let words = slots().max().map_or(0, |last| (last / u64::BITS) as usize + 1);
+        self.marked.resize(words.max(self.marked.len()), 0);
         let mut distinct = true;
-        let first_pages = || self.runs.iter().map(|run| rows[run.start].pages[0] as usize);
-        for page in first_pages() {
-            let (word, bit) = (page / u64::BITS as usize, 1 << (page % u64::BITS as usize));
+        for slot in slots() {
+            let (word, bit) = ((slot / u64::BITS) as usize, 1 << (slot % u64::BITS));
             distinct &= self.marked[word] & bit == 0;
             self.marked[word] |= bit;
         }
-        for page in first_pages() {
-            self.marked[page / u64::BITS as usize] = 0;
+        for slot in slots() {
+            self.marked[(slot / u64::BITS) as usize] = 0;
         }
         distinct
     }
 
     /// Gives each split of each job a part of its own; returns how many there are.
-    fn plan_splits(&mut self, rows: &[AttendRow<'_>]) -> Result<usize, ComputeError> {
+    fn plan_splits(&mut self, rows: &[BoundRow<'_>]) -> Result<usize, ComputeError> {
         let mut parts = 0;
         for job in &mut self.jobs {
             let pages = self.shape.tile(rows, job).range();
@@ -186,23 +188,12 @@ impl X86Context {
         }
         Ok(parts)
     }
-}
 
-/// How many of the first rows follow each other in one prompt.
-fn run_len(rows: &[AttendRow<'_>]) -> usize {
-    let follows = |pair: &[AttendRow<'_>]| {
-        pair[1].position == pair[0].position + 1 && pair[1].pages.starts_with(pair[0].pages)
-    };
-    1 + rows.windows(2).take_while(|pair| follows(pair)).count()
-}
-
-impl ContextKernels for X86Context {
-    type Buffer = Buffer;
-
-    fn attend(
+    /// Stores and attends rows whose pages are bound.
+    pub(crate) fn attend(
         &mut self,
         layer: usize,
-        rows: &[AttendRow<'_>],
+        rows: &[BoundRow<'_>],
         qkv: &Buffer,
         attended: &mut Buffer,
     ) {
@@ -238,6 +229,14 @@ impl ContextKernels for X86Context {
             attend_split(&team, &batch, jobs, parts, &mut self.parts, &mut self.workspaces);
         }
     }
+}
+
+/// How many of the first rows follow each other in one slot.
+fn run_len(rows: &[BoundRow<'_>]) -> usize {
+    let follows = |pair: &[BoundRow<'_>]| {
+        pair[1].slot == pair[0].slot && pair[1].position == pair[0].position + 1
+    };
+    1 + rows.windows(2).take_while(|pair| follows(pair)).count()
 }
 
 /// Attends all jobs split by split, then adds up each job's parts in order.

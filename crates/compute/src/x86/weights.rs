@@ -10,7 +10,7 @@ use super::tiles::{Activations, PANEL, STEP};
 use crate::memory::{Arena, Memory, SharedMut};
 use crate::rope::Rope;
 use crate::source::{LayerVectors, SliceSpec, WeightSource};
-use crate::{ComputeError, Isa, ShardIn, ShardOut, Threads, WeightKernels};
+use crate::{ComputeError, Isa, ShardIn, ShardOut, Threads};
 use glinthawk_flight::Buffer;
 use glinthawk_model::{LayerTensor, ModelConfig, Tensor};
 use half::bf16;
@@ -259,10 +259,9 @@ enum IntoSlab {
     Down,
 }
 
-impl WeightKernels for X86Weights {
-    type Buffer = Buffer;
-
-    fn embed(&mut self, slab: Range<usize>, tokens: &[u32]) {
+/// The kernels; see [`crate::WeightKernels`].
+impl X86Weights {
+    pub(crate) fn embed(&mut self, slab: Range<usize>, tokens: &[u32]) {
         assert_eq!(slab.len(), tokens.len(), "one token per slab row");
         let hidden = self.config.hidden;
         for (row, &token) in slab.zip(tokens) {
@@ -285,7 +284,7 @@ impl WeightKernels for X86Weights {
         }
     }
 
-    fn put_residual(&mut self, slab: Range<usize>, residual: &[f32]) {
+    pub(crate) fn put_residual(&mut self, slab: Range<usize>, residual: &[f32]) {
         let hidden = self.config.hidden;
         assert_eq!(residual.len(), slab.len() * hidden, "residual is (rows, hidden)");
         for (row, residual) in slab.zip(residual.chunks_exact(hidden)) {
@@ -293,7 +292,7 @@ impl WeightKernels for X86Weights {
         }
     }
 
-    fn get_residual(&mut self, slab: Range<usize>, residual: &mut [f32]) {
+    pub(crate) fn get_residual(&mut self, slab: Range<usize>, residual: &mut [f32]) {
         let hidden = self.config.hidden;
         assert_eq!(residual.len(), slab.len() * hidden, "residual is (rows, hidden)");
         for (row, residual) in slab.zip(residual.chunks_exact_mut(hidden)) {
@@ -301,7 +300,7 @@ impl WeightKernels for X86Weights {
         }
     }
 
-    fn pre_attention(&mut self, layer: usize, shards: &mut [ShardOut<'_, Buffer>]) {
+    pub(crate) fn pre_attention(&mut self, layer: usize, shards: &mut [ShardOut<'_, Buffer>]) {
         self.take_rows(shards.iter().flat_map(|shard| shard.slab.clone()));
         let width = self.config.qkv_width();
         let positions = shards.iter().flat_map(|shard| shard.positions);
@@ -325,7 +324,7 @@ impl WeightKernels for X86Weights {
         }
     }
 
-    fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Buffer>]) {
+    pub(crate) fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Buffer>]) {
         self.take_rows(shards.iter().flat_map(|shard| shard.slab.clone()));
         let width = self.config.query_width();
         let into = self.inputs.reshape(self.rows.len(), width);
@@ -345,7 +344,7 @@ impl WeightKernels for X86Weights {
         self.multiply_into_slab(layer, IntoSlab::Down);
     }
 
-    fn classify(&mut self, rows: &[usize], logits: &mut [f32]) {
+    pub(crate) fn classify(&mut self, rows: &[usize], logits: &mut [f32]) {
         assert_eq!(logits.len(), rows.len() * self.config.vocab, "logits are (rows, vocab)");
         self.take_rows(rows.iter().copied());
         self.norm_rows(Norm::Final);
@@ -357,7 +356,7 @@ impl WeightKernels for X86Weights {
         unsafe { self.multiplier.run(&self.threads, left, rows.len(), panels, &blocking, &store) };
     }
 
-    fn classify_greedy(&mut self, rows: &[usize], tokens: &mut [u32]) {
+    pub(crate) fn classify_greedy(&mut self, rows: &[usize], tokens: &mut [u32]) {
         assert_eq!(rows.len(), tokens.len(), "one token per row");
         self.take_rows(rows.iter().copied());
         self.norm_rows(Norm::Final);

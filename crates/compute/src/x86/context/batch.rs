@@ -2,18 +2,19 @@
 
 use super::{Job, Shape};
 use crate::memory::SharedMut;
+use crate::tables::BoundRow;
 use crate::x86::attention::{self, Part, SPLIT_PAGES, Tile, Workspace};
 use crate::x86::int8;
 use crate::x86::pages::{After, HeadPages, PAGE};
 use crate::x86::tiles::{STEP, TILE, TILE_ROWS};
-use crate::{AttendRow, ContextType, Isa, Threads};
+use crate::{ContextType, Isa, Threads};
 use half::bf16;
 use std::ops::Range;
 
 /// What all jobs of a call share.
 pub(super) struct Batch<'a> {
     pub(super) shape: &'a Shape,
-    pub(super) rows: &'a [AttendRow<'a>],
+    pub(super) rows: &'a [BoundRow<'a>],
     /// (rows, qkv_width)
     pub(super) qkv: &'a [bf16],
     /// (rows, query_width)
@@ -30,7 +31,7 @@ impl Shape {
     }
 
     /// What a job's rows may see.
-    pub(super) fn tile<'a>(&self, rows: &[AttendRow<'a>], job: &Job) -> Tile<'a> {
+    pub(super) fn tile<'a>(&self, rows: &[BoundRow<'a>], job: &Job) -> Tile<'a> {
         let mut seen = [(0, 0); TILE_ROWS];
         let heads = job.heads.len();
         for (seen, index) in seen.iter_mut().zip(0..job.rows.len() * heads) {
@@ -104,7 +105,7 @@ impl Batch<'_> {
 
     /// Where the row's page of one head begins.
     fn page(&self, row: usize, kv_head: usize) -> *mut u8 {
-        let AttendRow { position, pages } = self.rows[row];
+        let BoundRow { position, pages, .. } = self.rows[row];
         let page = pages[position as usize / PAGE] as usize;
         let head_bytes = self.shape.head_bytes();
         self.pages.place(page * self.shape.page_bytes() + kv_head * head_bytes, head_bytes)
@@ -190,7 +191,7 @@ impl Batch<'_> {
 
     /// The pages that a job needs first.
     fn wanted_by(&self, job: &Job) -> After<'_> {
-        let AttendRow { position, pages } = self.rows[job.rows.start];
+        let BoundRow { position, pages, .. } = self.rows[job.rows.start];
         let first = self.shape.first_seen(position) as usize / PAGE;
         let written = job.stores.then(|| pages[position as usize / PAGE]);
         After { head: self.head_pages(job.kv_head), pages: &pages[first..], written }
