@@ -1,12 +1,13 @@
-//! The fabric of one GPU that holds the whole model and all contexts: a step is one call, on the caller's thread.
+//! The fabric of one GPU that holds the whole model and all contexts: a step is one call. The GPU begins a step when it
+//! is launched, or when the step before it is done, and the host goes on meanwhile.
 
 use crate::error::ClusterError;
 use crate::fabric::{Fabric, FabricEvent};
 use crate::layout::Layout;
 use crate::report::{NodeReport, peak_memory_bytes};
 use crate::span::Tracer;
-use glinthawk_compute::Threads;
 use glinthawk_compute::cuda::{CudaDevice, CudaModel, StepLimits};
+use glinthawk_compute::{ComputeError, Threads};
 use glinthawk_model::Model;
 use glinthawk_protocol::{Home, Launch};
 use std::collections::VecDeque;
@@ -17,6 +18,8 @@ use std::time::Instant;
 pub struct GpuFabric {
     model: CudaModel,
     launches: VecDeque<(Launch, Instant)>,
+    /// The step that the GPU works on, when it arrived, and when it was begun.
+    computing: Option<(Launch, Instant, Instant)>,
     report: NodeReport,
     tracer: Tracer,
 }
@@ -48,25 +51,44 @@ impl GpuFabric {
         Ok(Self {
             model: CudaModel::load(model, device, limits, &threads, progress)?,
             launches: VecDeque::new(),
+            computing: None,
             report: NodeReport::new("tier1-0".to_owned(), 1),
             tracer: Tracer::new(trace),
         })
+    }
+
+    /// Begins the next step, if the GPU has none.
+    fn submit_next(&mut self) -> Result<(), ClusterError> {
+        if self.computing.is_none()
+            && let Some((launch, arrived)) = self.launches.pop_front()
+        {
+            let started = Instant::now();
+            let submitted = self.model.submit(&launch.rows, &launch.samples);
+            submitted.map_err(|error| self.failed(&launch, error))?;
+            self.computing = Some((launch, arrived, started));
+        }
+        Ok(())
+    }
+
+    fn failed(&self, launch: &Launch, source: ComputeError) -> ClusterError {
+        let (node, source) = (self.report.name.clone(), Box::new(source));
+        ClusterError::Kernel { node, kernel: format!("a step of {} rows", launch.rows.len()), source }
     }
 }
 
 impl Fabric for GpuFabric {
     fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
         self.launches.push_back((launch, Instant::now()));
-        Ok(())
+        self.submit_next()
     }
 
     fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {
-        let Some((launch, arrived)) = self.launches.pop_front() else { return Ok(()) };
-        let started = Instant::now();
-        let tokens = self.model.step(&launch.rows, &launch.samples)?;
+        let Some((launch, arrived, started)) = self.computing.take() else { return Ok(()) };
+        let tokens = self.model.tokens().map_err(|error| self.failed(&launch, error))?;
         let rows = launch.rows.len();
         self.report.record(rows, started, std::iter::once(arrived));
         self.tracer.record(started, 0, launch.step.shard.flight, 1, rows);
+        self.submit_next()?;
         events.push(FabricEvent::Home(Home { step: launch.step, tokens }));
         Ok(())
     }

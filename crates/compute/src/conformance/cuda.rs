@@ -74,7 +74,8 @@ fn greedy() -> Sample {
 fn step(model: &mut CudaModel, shape: &Shape, rows: &[Row]) -> Vec<Vec<f32>> {
     let samples: Vec<Sample> =
         (0..rows.len() as u32).map(|row| Sample { row, ..greedy() }).collect();
-    let tokens = model.step(rows, &samples).unwrap();
+    model.submit(rows, &samples).unwrap();
+    let tokens = model.tokens().unwrap();
     let logits = model.last_logits(rows.len());
     for (sampled, logits) in tokens.into_iter().zip(logits.chunks_exact(shape.vocab)) {
         assert_eq!(sampled.token, crate::sample::argmax(logits), "the likeliest token");
@@ -225,8 +226,11 @@ fn draws_are_as_likely_as_on_the_host() {
         let samples: Vec<Sample> = (0..DRAWS)
             .map(|draw| Sample { row: draw as u32, seed: draw as u64, ..case.clone() })
             .collect();
-        let found = model.step(&[row; DRAWS], &samples).unwrap();
-        let again = model.step(&[row; DRAWS], &samples).unwrap();
+        let mut draw = || {
+            model.submit(&[row; DRAWS], &samples).unwrap();
+            model.tokens().unwrap()
+        };
+        let (found, again) = (draw(), draw());
         assert_eq!(found, again, "the same draws again: {case:?}");
         let found = shares(found.iter().map(|sampled| sampled.token), shape.vocab, DRAWS);
         let host = (0..HOST_DRAWS).map(|draw| {

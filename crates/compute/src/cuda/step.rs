@@ -85,6 +85,15 @@ pub struct CudaModel {
     /// Where tokens and logits arrive.
     tokens: PinnedHostSlice<u32>,
     logits: PinnedHostSlice<f32>,
+    submitted: Option<Submitted>,
+}
+
+/// A step that the device was given.
+struct Submitted {
+    samples: Vec<Sample>,
+    ways: Ways,
+    /// Rows that end in a token, on the device: first greedy ones, then drawn ones, then the host's.
+    picked: u64,
 }
 
 /// Where a step's inputs stand on the device.
@@ -196,6 +205,7 @@ impl CudaModel {
             inputs: allocate(device, "a step's inputs", words)?,
             tokens: pinned(limits.rows)?,
             logits,
+            submitted: None,
             threads: Arc::clone(threads),
             device: device.clone(),
             config,
@@ -230,12 +240,10 @@ impl CudaModel {
         logits
     }
 
-    /// Runs rows through all layers; gives a token for each sample.
-    pub fn step(
-        &mut self,
-        rows: &[Row],
-        samples: &[Sample],
-    ) -> Result<Vec<Generated>, ComputeError> {
+    /// Has the device run rows through all layers and pick a token for each sample, and does not wait.
+    /// The tokens of a step are taken before the next is submitted.
+    pub fn submit(&mut self, rows: &[Row], samples: &[Sample]) -> Result<(), ComputeError> {
+        assert!(self.submitted.is_none(), "the tokens of the last step were not taken");
         self.check(rows);
         let ways = Ways::of(samples, LIST_WORDS_PER_ROW * self.limits.rows);
         let inputs = self.send(rows, &ways, &ways.rows(samples))?;
@@ -255,7 +263,31 @@ impl CudaModel {
         for layer in 0..self.config.layers {
             self.layer(layer, rows.len(), &inputs)?;
         }
-        self.pick(&inputs, &ways, samples)
+        self.pick(&inputs, &ways)?;
+        let samples = samples.to_vec();
+        self.submitted = Some(Submitted { samples, ways, picked: inputs.picked });
+        Ok(())
+    }
+
+    /// Waits for the step that was submitted; gives a token for each of its samples.
+    pub fn tokens(&mut self) -> Result<Vec<Generated>, ComputeError> {
+        let Submitted { samples, ways, picked } =
+            self.submitted.take().expect("a step was submitted");
+        let failed = || self.device.failed("finish a step");
+        self.device.stream.synchronize().map_err(failed())?;
+        let by_device = ways.greedy.len() + ways.drawn.len();
+        let tokens = &self.tokens.as_slice().map_err(failed())?[..by_device];
+        let mut generated: Vec<Option<Generated>> = vec![None; samples.len()];
+        for (index, &token) in ways.greedy.iter().chain(&ways.drawn).zip(tokens) {
+            let token = Generated { token, logprob: 0.0, alternatives: Vec::new() };
+            generated[*index] = Some(token);
+        }
+        for (start, count) in portions(by_device..samples.len()) {
+            self.classify(picked + (start * size_of::<u32>()) as u64, count)?;
+            let hosted = &ways.hosted[start - by_device..][..count];
+            self.pick_on_host(hosted, &samples, &mut generated)?;
+        }
+        Ok(generated.into_iter().map(|token| token.expect("every sample went some way")).collect())
     }
 
     fn check(&self, rows: &[Row]) {
@@ -365,13 +397,8 @@ impl CudaModel {
         module.launch(&module.combine, grid, &args)
     }
 
-    /// Logits of the rows that end in a token, some at a time; and the tokens.
-    fn pick(
-        &mut self,
-        inputs: &Inputs,
-        ways: &Ways,
-        samples: &[Sample],
-    ) -> Result<Vec<Generated>, ComputeError> {
+    /// Logits of the rows whose token the device picks, some at a time; and the tokens.
+    fn pick(&mut self, inputs: &Inputs, ways: &Ways) -> Result<(), ComputeError> {
         let (greedy, drawn) = (ways.greedy.len(), ways.drawn.len());
         let word = size_of::<u32>() as u64;
         let logits = address(&self.activations.logits, &self.device);
@@ -392,22 +419,9 @@ impl CudaModel {
             )?;
         }
         let failed = || self.device.failed("finish a step");
-        let stream = &self.device.stream;
         let tokens = &mut self.tokens.as_mut_slice().map_err(failed())?[..greedy + drawn];
         let from = self.activations.tokens.slice(..greedy + drawn);
-        stream.memcpy_dtoh(&from, tokens).map_err(failed())?;
-        stream.synchronize().map_err(failed())?;
-        let mut generated: Vec<Option<Generated>> = vec![None; samples.len()];
-        for (index, &token) in ways.greedy.iter().chain(&ways.drawn).zip(&*tokens) {
-            let token = Generated { token, logprob: 0.0, alternatives: Vec::new() };
-            generated[*index] = Some(token);
-        }
-        for (start, count) in portions(greedy + drawn..samples.len()) {
-            self.classify(inputs.picked + start as u64 * word, count)?;
-            let hosted = &ways.hosted[start - greedy - drawn..][..count];
-            self.pick_on_host(hosted, samples, &mut generated)?;
-        }
-        Ok(generated.into_iter().map(|token| token.expect("every sample went some way")).collect())
+        self.device.stream.memcpy_dtoh(&from, tokens).map_err(failed())
     }
 
     /// Takes the logits that were just made, and samples from them here.
