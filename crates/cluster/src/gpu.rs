@@ -72,7 +72,11 @@ impl GpuFabric {
 
     fn failed(&self, launch: &Launch, source: ComputeError) -> ClusterError {
         let (node, source) = (self.report.name.clone(), Box::new(source));
-        ClusterError::Kernel { node, kernel: format!("a step of {} rows", launch.rows.len()), source }
+        ClusterError::Kernel {
+            node,
+            kernel: format!("a step of {} rows", launch.rows.len()),
+            source,
+        }
     }
 }
 

@@ -81,10 +81,10 @@ fn operations_per_round(isa: Isa) -> usize {
         return crate::x86::peak_operations(isa);
     }
     assert_eq!(isa, Isa::Portable);
-    2 * PORTABLE_LANES
+    2 * PORTABLE_SUMS
 }
 
-const PORTABLE_LANES: usize = 64;
+const PORTABLE_SUMS: usize = 64;
 
 fn peak(isa: Isa, rounds: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -93,8 +93,8 @@ fn peak(isa: Isa, rounds: usize) {
         return unsafe { crate::x86::peak(isa, rounds) };
     }
     assert_eq!(isa, Isa::Portable);
-    let mut sums = [1.0f32; PORTABLE_LANES];
-    let factors = black_box([0.5f32; PORTABLE_LANES]);
+    let mut sums = [1.0f32; PORTABLE_SUMS];
+    let factors = black_box([0.5f32; PORTABLE_SUMS]);
     for _ in 0..rounds {
         for (sum, factor) in sums.iter_mut().zip(factors) {
             *sum = *sum * factor + factor;

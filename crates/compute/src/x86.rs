@@ -5,16 +5,16 @@ mod amx;
 mod attention;
 mod ceilings;
 mod context;
+mod delayed_epilogue;
 mod epilogue;
 mod functions;
 mod int8;
-mod lanes;
 mod norm;
 mod pack;
 mod pages;
-mod pending;
+mod panel_pass;
 mod product;
-mod strip;
+mod simd;
 mod tiles;
 mod vector;
 mod weights;
@@ -38,17 +38,17 @@ macro_rules! for_each_isa {
             #[target_feature(enable = "avx2,fma")]
             unsafe fn avx2$(<$type: $bound>)?($($argument: $kind),*) {
                 // SAFETY: as promised by the caller.
-                unsafe { $generic::<$crate::x86::lanes::Ymm2 $(, $type)?>($($argument),*) }
+                unsafe { $generic::<$crate::x86::simd::Ymm2 $(, $type)?>($($argument),*) }
             }
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             unsafe fn avx512$(<$type: $bound>)?($($argument: $kind),*) {
                 // SAFETY: as promised by the caller.
-                unsafe { $generic::<$crate::x86::lanes::Zmm $(, $type)?>($($argument),*) }
+                unsafe { $generic::<$crate::x86::simd::Zmm $(, $type)?>($($argument),*) }
             }
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
             unsafe fn avx512bf16$(<$type: $bound>)?($($argument: $kind),*) {
                 // SAFETY: as promised by the caller.
-                unsafe { $generic::<$crate::x86::lanes::ZmmBf16 $(, $type)?>($($argument),*) }
+                unsafe { $generic::<$crate::x86::simd::ZmmBf16 $(, $type)?>($($argument),*) }
             }
             // SAFETY: as promised by the caller.
             unsafe {

@@ -8,7 +8,7 @@ use half::bf16;
 use std::sync::Mutex;
 
 /// Running sums of a dot product: enough for any vector width, added in one fixed order.
-const LANES: usize = 16;
+const SUMS: usize = 16;
 /// Weight rows that a thread reads from the model at a time.
 const READ_ROWS: usize = 64;
 /// Weight rows that a thread multiplies at a time.
@@ -89,8 +89,8 @@ impl Matrix {
 /// Σ a·b in one fixed order.
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len(), "lengths of a dot product");
-    let mut sums = [0.0f32; LANES];
-    let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let mut sums = [0.0f32; SUMS];
+    let (a, b) = (a.chunks_exact(SUMS), b.chunks_exact(SUMS));
     let rest: f32 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
     for (a, b) in a.zip(b) {
         for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {

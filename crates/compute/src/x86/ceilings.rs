@@ -2,7 +2,7 @@
 
 use super::amx::{self, Tiles};
 use super::for_each_isa;
-use super::lanes::{LANES, Lanes};
+use super::simd::{SIMD_WIDTH, Simd};
 use crate::Isa;
 use half::bf16;
 use std::hint::black_box;
@@ -14,7 +14,7 @@ const CHAINS: usize = 12;
 pub(crate) fn peak_operations(isa: Isa) -> usize {
     match isa {
         Isa::Amx => amx::PEAK_OPERATIONS,
-        _ => CHAINS * LANES * 2 * 2,
+        _ => CHAINS * SIMD_WIDTH * 2 * 2,
     }
 }
 
@@ -44,15 +44,15 @@ pub(crate) unsafe fn peak(isa: Isa, rounds: usize) {
 }
 
 #[inline(always)]
-unsafe fn peak_lanes<L: Lanes>(rounds: usize) {
+unsafe fn peak_simd<S: Simd>(rounds: usize) {
     // AVX2 has room for fewer chains of two registers each, and needs fewer.
-    let chains = if L::ROWS == 4 { CHAINS / 3 } else { CHAINS };
-    let values = operands::<{ 2 * LANES }>();
+    let chains = if S::ROWS == 4 { CHAINS / 3 } else { CHAINS };
+    let values = operands::<{ 2 * SIMD_WIDTH }>();
     // SAFETY: as promised by the caller; sixteen pairs lie in the array.
     unsafe {
-        let pairs = L::load_pairs(black_box(&values).as_ptr());
+        let pairs = S::load_pairs(black_box(&values).as_ptr());
         for _ in 0..CHAINS / chains {
-            let mut sums = [L::splat(0.0); CHAINS];
+            let mut sums = [S::splat(0.0); CHAINS];
             for _ in 0..rounds {
                 for sum in &mut sums[..chains] {
                     *sum = sum.dot_pairs(pairs, pairs);
@@ -67,18 +67,18 @@ unsafe fn peak_lanes<L: Lanes>(rounds: usize) {
 
 for_each_isa! {
     /// Multiplies vector registers.
-    fn peak_vector = peak_lanes(rounds: usize)
+    fn peak_vector = peak_simd(rounds: usize)
 }
 
 #[inline(always)]
-unsafe fn read_lanes<L: Lanes>(values: &[u64], sum: &mut u64) {
+unsafe fn read_simd<S: Simd>(values: &[u64], sum: &mut u64) {
     const READ: usize = 4;
     // SAFETY: whole vectors inside the slice.
     unsafe {
-        let mut sums = [L::splat(0.0); READ];
-        for chunk in values.chunks_exact(READ * LANES / 2) {
+        let mut sums = [S::splat(0.0); READ];
+        for chunk in values.chunks_exact(READ * SIMD_WIDTH / 2) {
             for (index, sum) in sums.iter_mut().enumerate() {
-                *sum = sum.max(L::load(chunk.as_ptr().cast::<f32>().add(index * LANES)));
+                *sum = sum.max(S::load(chunk.as_ptr().cast::<f32>().add(index * SIMD_WIDTH)));
             }
         }
         *sum = sums.into_iter().map(|sum| u64::from(sum.sum().to_bits())).sum();
@@ -87,7 +87,7 @@ unsafe fn read_lanes<L: Lanes>(values: &[u64], sum: &mut u64) {
 
 for_each_isa! {
     /// Reads memory in order.
-    fn read_vector = read_lanes(values: &[u64], sum: &mut u64)
+    fn read_vector = read_simd(values: &[u64], sum: &mut u64)
 }
 
 /// Reads memory in order; the result only proves that it did.

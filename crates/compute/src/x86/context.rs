@@ -3,7 +3,7 @@
 
 mod batch;
 
-use super::attention::{self, Part, SPLIT_PAGES, Workspace};
+use super::attention::{self, RunningSoftmax, SPLIT_PAGES, Workspace};
 use super::pages::{After, PAGE};
 use super::tiles::TILE_ROWS;
 use crate::memory::{Memory, SharedMut};
@@ -27,7 +27,7 @@ pub(crate) struct X86Context {
     bytes: Memory<u8>,
     workspaces: Vec<Workspace>,
     /// Parts of splits, if splits are shared out one by one.
-    parts: Vec<Part>,
+    parts: Vec<RunningSoftmax>,
     /// Rows of the batch that follow each other in one slot.
     runs: Vec<Range<usize>>,
     jobs: Vec<Job>,
@@ -184,7 +184,7 @@ impl X86Context {
             parts += job.splits.len();
         }
         while self.parts.len() < parts {
-            self.parts.push(Part::new(self.shape.config.head_dim)?);
+            self.parts.push(RunningSoftmax::new(self.shape.config.head_dim)?);
         }
         Ok(parts)
     }
@@ -245,7 +245,7 @@ fn attend_split(
     batch: &Batch<'_>,
     jobs: &[Job],
     parts: usize,
-    made: &mut [Part],
+    made: &mut [RunningSoftmax],
     workspaces: &mut [Workspace],
 ) {
     let shared = SharedMut::new(made);

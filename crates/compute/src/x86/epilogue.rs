@@ -2,9 +2,9 @@
 //! next results are made.
 
 use super::functions::silu;
-use super::lanes::{LANES, Lanes};
 use super::pack::head_order;
-use super::strip::{RowResults, Unit};
+use super::panel_pass::{PanelGroup, RowResults};
+use super::simd::{SIMD_WIDTH, Simd};
 use super::tiles::{PANEL, ROWS_OF_PAIR, RowsMut, STEP, TILE_ROWS};
 use crate::memory::SharedMut;
 use crate::rope::rotate;
@@ -16,17 +16,17 @@ use std::ptr;
 
 /// What is done with a product's results.
 pub(super) trait Epilogue: Sync {
-    /// What all rows of a unit have in common.
-    type Place;
+    /// What all rows of a group have in common.
+    type Columns;
 
-    fn place(&self, unit: &Unit) -> Self::Place;
+    fn columns(&self, group: &PanelGroup) -> Self::Columns;
 
-    /// Finishes one row of a unit.
+    /// Finishes one row of a group.
     ///
     /// # Safety
-    /// The machine has the instruction set of `L`; the results are there; no other thread has this
-    /// row and unit.
-    unsafe fn finish<L: Lanes>(&self, place: &Self::Place, results: RowResults);
+    /// The machine has the instruction set of `S`; the results are there; no other thread has this
+    /// row and group.
+    unsafe fn finish<S: Simd>(&self, columns: &Self::Columns, results: RowResults);
 }
 
 /// Fetches a line that will soon be needed into the second-level cache; the first has no room.
@@ -47,16 +47,16 @@ pub(super) struct AddResidual<'a> {
 
 impl Epilogue for AddResidual<'_> {
     /// First column, and columns.
-    type Place = (usize, usize);
+    type Columns = (usize, usize);
 
-    fn place(&self, unit: &Unit) -> Self::Place {
-        (unit.panels.start * PANEL, unit.panels.len() * PANEL)
+    fn columns(&self, group: &PanelGroup) -> Self::Columns {
+        (group.panels.start * PANEL, group.panels.len() * PANEL)
     }
 
     #[inline(always)]
-    unsafe fn finish<L: Lanes>(&self, &(start, columns): &Self::Place, results: RowResults) {
+    unsafe fn finish<S: Simd>(&self, &(start, columns): &Self::Columns, results: RowResults) {
         let residual = self.slab.place(self.rows[results.row] * self.stride + start, columns);
-        assert!(columns <= 2 * PANEL, "units of two panels");
+        assert!(columns <= 2 * PANEL, "groups of two panels");
         // The same place in the next pair of row blocks.
         if let Some(&next) = self.rows.get(results.row + ROWS_OF_PAIR) {
             let residual = self.slab.place(next * self.stride + start, columns);
@@ -66,7 +66,7 @@ impl Epilogue for AddResidual<'_> {
         // SAFETY: sixteen values each, which no other thread touches.
         let add = |panel: usize| unsafe {
             let residual = residual.add(panel * PANEL);
-            L::load(residual).add(L::load(results.of(panel))).store(residual);
+            S::load(residual).add(S::load(results.of(panel))).store(residual);
         };
         add(0);
         if columns > PANEL {
@@ -82,18 +82,18 @@ pub(super) struct Gate<'a> {
 
 impl Epilogue for Gate<'_> {
     /// Where the first row's values go.
-    type Place = *mut bf16;
+    type Columns = *mut bf16;
 
-    fn place(&self, unit: &Unit) -> Self::Place {
-        let column = unit.panels.start / 2 * PANEL;
+    fn columns(&self, group: &PanelGroup) -> Self::Columns {
+        let column = group.panels.start / 2 * PANEL;
         self.into.at(0, column / STEP).wrapping_add(column % STEP)
     }
 
     #[inline(always)]
-    unsafe fn finish<L: Lanes>(&self, &first: &Self::Place, results: RowResults) {
+    unsafe fn finish<S: Simd>(&self, &first: &Self::Columns, results: RowResults) {
         // SAFETY: gate and up stay together; the rows' buffer has the row.
         unsafe {
-            let (gate, up) = (L::load(results.of(0)), L::load(results.of(1)));
+            let (gate, up) = (S::load(results.of(0)), S::load(results.of(1)));
             let block = results.row / TILE_ROWS * self.into.block_values();
             let into = first.add(block + results.row % TILE_ROWS * STEP);
             silu(gate).multiply(up).store_bf16(into);
@@ -133,19 +133,19 @@ pub(super) fn heads_are_plain(head_dim: usize, bias: bool, head_norms: bool) -> 
 
 impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
     /// Panels that must stay together because they are rotated or normed together.
-    pub(super) fn unit(&self) -> usize {
+    pub(super) fn group(&self) -> usize {
         let panels = self.head_dim / PANEL;
         if panels.is_multiple_of(2) && self.head_norms.is_none() { 2 } else { panels }
     }
 
     /// Results of one panel, bias added; `place` is the panel's in q, k, v.
     #[inline(always)]
-    unsafe fn biased<L: Lanes>(&self, results: RowResults, panel: usize, place: usize) -> L {
+    unsafe fn biased<S: Simd>(&self, results: RowResults, panel: usize, place: usize) -> S {
         // SAFETY: sixteen results, sixteen biases.
         unsafe {
-            let value = L::load(results.of(panel));
+            let value = S::load(results.of(panel));
             match self.bias {
-                Some(bias) if !PLAIN => value.add(L::load(bias[place..][..PANEL].as_ptr())),
+                Some(bias) if !PLAIN => value.add(S::load(bias[place..][..PANEL].as_ptr())),
                 _ => value,
             }
         }
@@ -153,38 +153,38 @@ impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
 
     /// What a complete head is multiplied by: 1 / √(mean x² + ε), and the norm's weights.
     #[inline(always)]
-    unsafe fn head_norm<L: Lanes>(&self, place: &QkvPlace, results: RowResults) -> HeadNorm<L> {
-        let norms = self.head_norms.filter(|_| place.rotates && !PLAIN)?;
+    unsafe fn head_norm<S: Simd>(&self, columns: &QkvColumns, results: RowResults) -> HeadNorm<S> {
+        let norms = self.head_norms.filter(|_| columns.rotates && !PLAIN)?;
         let panels = self.head_dim / PANEL;
         // SAFETY: as promised by the caller.
         unsafe {
-            let mut sum = L::splat(0.0);
+            let mut sum = S::splat(0.0);
             for panel in 0..panels {
-                let at = place.head_start + panel * PANEL;
-                let value = self.biased::<L>(results, head_order(panel, panels), at);
+                let at = columns.head_start + panel * PANEL;
+                let value = self.biased::<S>(results, head_order(panel, panels), at);
                 sum = value.multiply_add(value, sum);
             }
-            let scale = L::splat(1.0 / (sum.sum() / self.head_dim as f32 + self.epsilon).sqrt());
-            Some((scale, norms[usize::from(place.of_kv)].as_ptr()))
+            let scale = S::splat(1.0 / (sum.sum() / self.head_dim as f32 + self.epsilon).sqrt());
+            Some((scale, norms[usize::from(columns.of_kv)].as_ptr()))
         }
     }
 
-    /// Normed results of the unit's panel at place `at` in its head. (Not a closure, because a closure might not
-    /// be compiled for the instruction set of `L`.)
+    /// Normed results of the group's panel at place `at` in its head. (Not a closure, because a closure might not
+    /// be compiled for the instruction set of `S`.)
     #[inline(always)]
-    unsafe fn value<L: Lanes>(
+    unsafe fn value<S: Simd>(
         &self,
-        place: &QkvPlace,
+        columns: &QkvColumns,
         results: RowResults,
-        norm: HeadNorm<L>,
+        norm: HeadNorm<S>,
         panel: usize,
         at: usize,
-    ) -> L {
+    ) -> S {
         // SAFETY: as promised by the caller.
         unsafe {
-            let value = self.biased::<L>(results, panel, place.head_start + at);
+            let value = self.biased::<S>(results, panel, columns.head_start + at);
             match norm {
-                Some((scale, weights)) => value.multiply(scale).multiply(L::load(weights.add(at))),
+                Some((scale, weights)) => value.multiply(scale).multiply(S::load(weights.add(at))),
                 None => value,
             }
         }
@@ -192,31 +192,31 @@ impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
 
     /// A panel of the first half of a head, and the panel it is rotated with.
     #[inline(always)]
-    unsafe fn finish_pair<L: Lanes>(
+    unsafe fn finish_pair<S: Simd>(
         &self,
-        place: &QkvPlace,
+        columns: &QkvColumns,
         results: RowResults,
-        norm: HeadNorm<L>,
+        norm: HeadNorm<S>,
         pair: usize,
     ) {
         let target = self.targets[results.row];
-        let low = place.low + pair * PANEL;
+        let low = columns.low + pair * PANEL;
         let high = self.head_dim / 2 + low;
         // SAFETY: as promised by the caller.
         unsafe {
-            let into = target.values.add(place.head_start);
+            let into = target.values.add(columns.head_start);
             // The same place in the next head.
             fetch(into.wrapping_add(self.head_dim + low));
             fetch(into.wrapping_add(self.head_dim + high));
-            let a: L = self.value(place, results, norm, 2 * pair, low);
-            let b: L = self.value(place, results, norm, 2 * pair + 1, high);
-            if !place.rotates {
+            let a: S = self.value(columns, results, norm, 2 * pair, low);
+            let b: S = self.value(columns, results, norm, 2 * pair + 1, high);
+            if !columns.rotates {
                 a.store_bf16(into.add(low));
                 b.store_bf16(into.add(high));
                 return;
             }
-            let cosine = L::load(target.angles.add(low));
-            let sine = L::load(target.angles.add(high));
+            let cosine = S::load(target.angles.add(low));
+            let sine = S::load(target.angles.add(high));
             a.multiply(cosine).subtract(b.multiply(sine)).store_bf16(into.add(low));
             b.multiply(cosine).add(a.multiply(sine)).store_bf16(into.add(high));
         }
@@ -225,11 +225,11 @@ impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
     /// A head whose half is not a whole number of vectors, so that values rotated together straddle
     /// vectors.
     #[inline(always)]
-    unsafe fn finish_odd<L: Lanes>(
+    unsafe fn finish_odd<S: Simd>(
         &self,
-        place: &QkvPlace,
+        columns: &QkvColumns,
         results: RowResults,
-        norm: HeadNorm<L>,
+        norm: HeadNorm<S>,
     ) {
         let target = self.targets[results.row];
         let mut values = [0.0; HEAD_DIM_MAX];
@@ -237,26 +237,26 @@ impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
         // SAFETY: as promised by the caller.
         unsafe {
             for (panel, values) in values.chunks_exact_mut(PANEL).enumerate() {
-                let value: L = self.value(place, results, norm, panel, panel * PANEL);
+                let value: S = self.value(columns, results, norm, panel, panel * PANEL);
                 value.store(values.as_mut_ptr());
             }
-            if place.rotates {
+            if columns.rotates {
                 let angles = std::slice::from_raw_parts(target.angles, self.head_dim);
                 rotate(values, angles);
             }
             for (panel, values) in values.chunks_exact(PANEL).enumerate() {
-                let into = target.values.add(place.head_start + panel * PANEL);
-                L::load(values.as_ptr()).store_bf16(into);
+                let into = target.values.add(columns.head_start + panel * PANEL);
+                S::load(values.as_ptr()).store_bf16(into);
             }
         }
     }
 }
 
 /// What a head's values are multiplied by, if it has a norm: a number, and the norm's weights.
-type HeadNorm<L> = Option<(L, *const f32)>;
+type HeadNorm<S> = Option<(S, *const f32)>;
 
-/// What a unit is.
-pub(super) struct QkvPlace {
+/// What a group is.
+pub(super) struct QkvColumns {
     /// Where its head begins in q, k, v.
     head_start: usize,
     /// Place of its first panel in the first half of the head, and how many pairs it forms with the second half.
@@ -269,34 +269,34 @@ pub(super) struct QkvPlace {
 }
 
 impl<const PLAIN: bool> Epilogue for FinishQkv<'_, PLAIN> {
-    type Place = QkvPlace;
+    type Columns = QkvColumns;
 
-    fn place(&self, unit: &Unit) -> QkvPlace {
+    fn columns(&self, group: &PanelGroup) -> QkvColumns {
         let panels = self.head_dim / PANEL;
-        let (head, first) = (unit.panels.start / panels, unit.panels.start % panels);
-        QkvPlace {
+        let (head, first) = (group.panels.start / panels, group.panels.start % panels);
+        QkvColumns {
             head_start: head * self.head_dim,
             low: first / 2 * PANEL,
-            pairs: unit.panels.len() / 2,
+            pairs: group.panels.len() / 2,
             rotates: head < self.heads + self.kv_heads,
             of_kv: head >= self.heads,
         }
     }
 
     #[inline(always)]
-    unsafe fn finish<L: Lanes>(&self, place: &QkvPlace, results: RowResults) {
+    unsafe fn finish<S: Simd>(&self, columns: &QkvColumns, results: RowResults) {
         // SAFETY: as promised by the caller: sixteen results in every panel, room for all heads in
         // the target, and as many angles as a head has values.
         unsafe {
             if PLAIN {
-                return self.finish_pair::<L>(place, results, None, 0);
+                return self.finish_pair::<S>(columns, results, None, 0);
             }
-            let norm = self.head_norm::<L>(place, results);
+            let norm = self.head_norm::<S>(columns, results);
             if !(self.head_dim / 2).is_multiple_of(PANEL) {
-                return self.finish_odd(place, results, norm);
+                return self.finish_odd(columns, results, norm);
             }
-            for pair in 0..place.pairs {
-                self.finish_pair(place, results, norm, pair);
+            for pair in 0..columns.pairs {
+                self.finish_pair(columns, results, norm, pair);
             }
         }
     }
@@ -310,14 +310,14 @@ pub(super) struct StoreLogits<'a> {
 
 impl Epilogue for StoreLogits<'_> {
     /// Tokens.
-    type Place = Range<usize>;
+    type Columns = Range<usize>;
 
-    fn place(&self, unit: &Unit) -> Self::Place {
-        unit.panels.start * PANEL..(unit.panels.end * PANEL).min(self.vocab)
+    fn columns(&self, group: &PanelGroup) -> Self::Columns {
+        group.panels.start * PANEL..(group.panels.end * PANEL).min(self.vocab)
     }
 
     #[inline(always)]
-    unsafe fn finish<L: Lanes>(&self, tokens: &Self::Place, results: RowResults) {
+    unsafe fn finish<S: Simd>(&self, tokens: &Self::Columns, results: RowResults) {
         let into = self.logits.place(results.row * self.vocab + tokens.start, tokens.len());
         for start in (0..tokens.len()).step_by(PANEL) {
             let len = PANEL.min(tokens.len() - start);
@@ -330,13 +330,14 @@ impl Epilogue for StoreLogits<'_> {
 /// The largest logit seen in each lane of a row's panels, and in which panel it was.
 #[derive(Clone, Copy)]
 pub(super) struct Best {
-    logits: [f32; LANES],
+    logits: [f32; SIMD_WIDTH],
     /// As f32, which is exact for the panel numbers of any vocabulary.
-    panels: [f32; LANES],
+    panels: [f32; SIMD_WIDTH],
 }
 
 impl Best {
-    pub(super) const NONE: Self = Self { logits: [f32::NEG_INFINITY; LANES], panels: [0.0; LANES] };
+    pub(super) const NONE: Self =
+        Self { logits: [f32::NEG_INFINITY; SIMD_WIDTH], panels: [0.0; SIMD_WIDTH] };
 
     /// The likeliest token and its logit, the lowest token among equals.
     pub(super) fn token(&self) -> (u32, f32) {
@@ -362,14 +363,14 @@ pub(super) struct FindBest<'a> {
 
 impl Epilogue for FindBest<'_> {
     /// First of the task's places, and panels.
-    type Place = (usize, Range<usize>);
+    type Columns = (usize, Range<usize>);
 
-    fn place(&self, unit: &Unit) -> Self::Place {
-        (unit.task * self.rows, unit.panels.clone())
+    fn columns(&self, group: &PanelGroup) -> Self::Columns {
+        (group.task * self.rows, group.panels.clone())
     }
 
     #[inline(always)]
-    unsafe fn finish<L: Lanes>(&self, (start, unit): &Self::Place, results: RowResults) {
+    unsafe fn finish<S: Simd>(&self, (start, group): &Self::Columns, results: RowResults) {
         // SAFETY: no other task has this row and number.
         let [best] = (unsafe { self.bests.part(start + results.row, 1) }) else {
             unreachable!("one was asked for")
@@ -377,15 +378,15 @@ impl Epilogue for FindBest<'_> {
         // SAFETY: sixteen results at every place, sixteen lanes in the arrays.
         unsafe {
             let (mut logits, mut panels) =
-                (L::load(best.logits.as_ptr()), L::load(best.panels.as_ptr()));
-            for panel in unit.clone() {
-                let mut here = L::load(results.of(panel - unit.start));
+                (S::load(best.logits.as_ptr()), S::load(best.panels.as_ptr()));
+            for panel in group.clone() {
+                let mut here = S::load(results.of(panel - group.start));
                 if (panel + 1) * PANEL > self.vocab {
                     let mut lanes = here.to_array();
                     lanes[self.vocab % PANEL..].fill(f32::NEG_INFINITY);
-                    here = L::load(lanes.as_ptr());
+                    here = S::load(lanes.as_ptr());
                 }
-                panels = here.if_greater(logits, L::splat(panel as f32), panels);
+                panels = here.if_greater(logits, S::splat(panel as f32), panels);
                 logits = here.if_greater(logits, here, logits);
             }
             logits.store(best.logits.as_mut_ptr());

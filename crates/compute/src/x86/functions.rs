@@ -1,6 +1,6 @@
-//! Elementary functions on sixteen lanes.
+//! Elementary functions on sixteen values.
 
-use super::lanes::Lanes;
+use super::simd::Simd;
 use crate::math::{LOG2_E, ROUND_MAGIC};
 
 /// Below this, 2^x is taken as 0.
@@ -11,19 +11,19 @@ const EXP2_COEFFICIENTS: [f32; 7] =
 
 /// 2^x for x ≤ 127; 0 below [`EXP2_MIN`], -∞ included.
 #[inline(always)]
-pub(super) unsafe fn exp2<L: Lanes>(x: L) -> L {
-    // SAFETY: as promised by the caller: the machine has the instruction set of `L`.
+pub(super) unsafe fn exp2<S: Simd>(x: S) -> S {
+    // SAFETY: as promised by the caller: the machine has the instruction set of `S`.
     unsafe {
-        let floor = L::splat(EXP2_MIN);
+        let floor = S::splat(EXP2_MIN);
         let clamped = x.max(floor);
-        let magic = L::splat(ROUND_MAGIC);
+        let magic = S::splat(ROUND_MAGIC);
         let shifted = clamped.add(magic);
         let rest = clamped.subtract(shifted.subtract(magic));
-        let mut value = L::splat(EXP2_COEFFICIENTS[0]);
+        let mut value = S::splat(EXP2_COEFFICIENTS[0]);
         for &coefficient in &EXP2_COEFFICIENTS[1..] {
-            value = value.multiply_add(rest, L::splat(coefficient));
+            value = value.multiply_add(rest, S::splat(coefficient));
         }
-        x.if_greater(floor, value.scale_by_power(shifted), L::splat(0.0))
+        x.if_greater(floor, value.scale_by_power(shifted), S::splat(0.0))
     }
 }
 
@@ -36,26 +36,26 @@ const RECIPROCAL_COEFFICIENTS: [f32; 4] = [-1.002_555_5, 1.002_556_8, -0.999_999
 
 /// x · σ(x) = x / (1 + e^-x), to a few parts in a million.
 #[inline(always)]
-pub(super) unsafe fn silu<L: Lanes>(x: L) -> L {
+pub(super) unsafe fn silu<S: Simd>(x: S) -> S {
     // SAFETY: as promised by the caller.
     unsafe {
         // The bounds keep 1 + e^-x, and the guess at its reciprocal, ordinary numbers; beyond them
         // the result is 0 or x to any precision we keep.
-        let power = x.multiply(L::splat(-LOG2_E)).min(L::splat(80.0)).max(L::splat(EXP2_MIN));
-        let magic = L::splat(ROUND_MAGIC);
+        let power = x.multiply(S::splat(-LOG2_E)).min(S::splat(80.0)).max(S::splat(EXP2_MIN));
+        let magic = S::splat(ROUND_MAGIC);
         let shifted = power.add(magic);
         let rest = power.subtract(shifted.subtract(magic));
-        let mut value = L::splat(EXP2_COEFFICIENTS_SHORT[0]);
+        let mut value = S::splat(EXP2_COEFFICIENTS_SHORT[0]);
         for &coefficient in &EXP2_COEFFICIENTS_SHORT[1..] {
-            value = value.multiply_add(rest, L::splat(coefficient));
+            value = value.multiply_add(rest, S::splat(coefficient));
         }
-        let divisor = value.scale_by_power(shifted).add(L::splat(1.0));
+        let divisor = value.scale_by_power(shifted).add(S::splat(1.0));
         // 1 / d = g · 1 / (d · g), and d · g is near enough to 1 for a short series around it.
         let guess = divisor.guess_reciprocal();
-        let error = divisor.multiply_add(guess, L::splat(-1.0));
-        let mut series = L::splat(RECIPROCAL_COEFFICIENTS[0]);
+        let error = divisor.multiply_add(guess, S::splat(-1.0));
+        let mut series = S::splat(RECIPROCAL_COEFFICIENTS[0]);
         for &coefficient in &RECIPROCAL_COEFFICIENTS[1..] {
-            series = series.multiply_add(error, L::splat(coefficient));
+            series = series.multiply_add(error, S::splat(coefficient));
         }
         x.multiply(guess).multiply(series)
     }
@@ -64,34 +64,34 @@ pub(super) unsafe fn silu<L: Lanes>(x: L) -> L {
 #[cfg(test)]
 mod tests {
     use super::super::for_each_isa;
-    use super::super::lanes::LANES;
+    use super::super::simd::SIMD_WIDTH;
     use super::*;
     use crate::Isa;
 
     #[inline(always)]
-    unsafe fn both_lanes<L: Lanes>(
-        x: &[f32; LANES],
-        exp2_of: &mut [f32; LANES],
-        silu_of: &mut [f32; LANES],
+    unsafe fn both_simd<S: Simd>(
+        x: &[f32; SIMD_WIDTH],
+        exp2_of: &mut [f32; SIMD_WIDTH],
+        silu_of: &mut [f32; SIMD_WIDTH],
     ) {
         // SAFETY: as promised by the caller.
         unsafe {
-            exp2(L::load(x.as_ptr())).store(exp2_of.as_mut_ptr());
-            silu(L::load(x.as_ptr())).store(silu_of.as_mut_ptr());
+            exp2(S::load(x.as_ptr())).store(exp2_of.as_mut_ptr());
+            silu(S::load(x.as_ptr())).store(silu_of.as_mut_ptr());
         }
     }
 
     for_each_isa! {
         /// Both functions.
-        fn both = both_lanes(x: &[f32; LANES], exp2_of: &mut [f32; LANES], silu_of: &mut [f32; LANES])
+        fn both = both_simd(x: &[f32; SIMD_WIDTH], exp2_of: &mut [f32; SIMD_WIDTH], silu_of: &mut [f32; SIMD_WIDTH])
     }
 
     #[test]
     fn functions_are_accurate_on_every_path() {
         for isa in Isa::available().into_iter().filter(|&isa| isa != Isa::Portable) {
-            let mut x = [-f32::INFINITY; LANES];
+            let mut x = [-f32::INFINITY; SIMD_WIDTH];
             for start in -4000..4000 {
-                let (mut exp2_of, mut silu_of) = ([0.0; LANES], [0.0; LANES]);
+                let (mut exp2_of, mut silu_of) = ([0.0; SIMD_WIDTH], [0.0; SIMD_WIDTH]);
                 // SAFETY: the path is available.
                 unsafe { both(isa, &x, &mut exp2_of, &mut silu_of) };
                 for ((x, power), gated) in x.into_iter().zip(exp2_of).zip(silu_of) {

@@ -3,15 +3,15 @@
 //! elsewhere.
 
 use super::for_each_isa;
-use super::lanes::{LANES, Lanes};
 use super::pages::{Fetcher, PAGE};
+use super::simd::{SIMD_WIDTH, Simd};
 use crate::context_type::quantise;
 use crate::source::HEAD_DIM_MAX;
 use half::bf16;
 use std::arch::x86_64::*;
 
-/// Values that [`Lanes::widen`] takes at a time.
-const WIDENED: usize = 2 * LANES;
+/// Values that [`Simd::widen`] takes at a time.
+const WIDENED: usize = 2 * SIMD_WIDTH;
 /// Values widened between two groups of lines that are fetched.
 const FETCH_EVERY: usize = 512;
 
@@ -33,7 +33,7 @@ impl Scales {
 /// Writes one position's keys and values into a head's page, [d / 2][16 positions][2] and
 /// [16 / 2][d][2], and their scales. Other positions of the page may be written at the same time.
 #[inline(always)]
-unsafe fn store_lanes<L: Lanes>(keys: &[bf16], values: &[bf16], page: *mut u8, slot: usize) {
+unsafe fn store_simd<S: Simd>(keys: &[bf16], values: &[bf16], page: *mut u8, slot: usize) {
     let head_dim = keys.len();
     let mut codes = [0; HEAD_DIM_MAX];
     let codes = &mut codes[..head_dim];
@@ -56,13 +56,13 @@ unsafe fn store_lanes<L: Lanes>(keys: &[bf16], values: &[bf16], page: *mut u8, s
 
 for_each_isa! {
     /// Stores one position of one head.
-    fn store = store_lanes(keys: &[bf16], values: &[bf16], page: *mut u8, slot: usize)
+    fn store = store_simd(keys: &[bf16], values: &[bf16], page: *mut u8, slot: usize)
 }
 
 /// Widens `count` values of each page to bf16, page after page, without changing their order. A
 /// machine with tiles (`tiles`) has byte permutations too, unless a hypervisor hides them.
 #[inline(always)]
-pub(super) unsafe fn widen<L: Lanes>(
+pub(super) unsafe fn widen<S: Simd>(
     pages: &[*const i8],
     count: usize,
     into: *mut bf16,
@@ -82,7 +82,7 @@ pub(super) unsafe fn widen<L: Lanes>(
                     widen_by_table(from.add(start), end - start, into.add(start));
                 } else {
                     for start in (start..end).step_by(WIDENED) {
-                        L::widen(from.add(start), into.add(start));
+                        S::widen(from.add(start), into.add(start));
                     }
                 }
             }
@@ -104,7 +104,7 @@ const fn table(which: u32) -> [u8; 128] {
 const LOW_BYTES: [u8; 128] = table(0);
 const HIGH_BYTES: [u8; 128] = table(1);
 
-/// As `Lanes::widen`, `count` values: looks them up, which takes fewer instructions.
+/// As `Simd::widen`, `count` values: looks them up, which takes fewer instructions.
 ///
 /// # Safety
 /// The machine has AVX-512 VBMI; `count` is a multiple of 64, and `from` and `into` hold

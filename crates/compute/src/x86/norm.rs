@@ -1,7 +1,7 @@
 //! Rows on their way into a product: RMS norm of the residual, or a plain copy, as bf16 tiles.
 
 use super::for_each_isa;
-use super::lanes::{LANES, Lanes};
+use super::simd::{SIMD_WIDTH, Simd};
 use super::tiles::{RowsMut, STEP};
 use half::bf16;
 
@@ -10,12 +10,12 @@ const SUMS: usize = 4;
 
 /// Σ x², for a width that is a multiple of 16.
 #[inline(always)]
-unsafe fn sum_of_squares<L: Lanes>(values: *const f32, width: usize) -> f32 {
+unsafe fn sum_of_squares<S: Simd>(values: *const f32, width: usize) -> f32 {
     // SAFETY: `width` values lie there, as promised by the caller.
     unsafe {
-        let mut sums = [L::splat(0.0); SUMS];
-        for (index, start) in (0..width).step_by(LANES).enumerate() {
-            let value = L::load(values.add(start));
+        let mut sums = [S::splat(0.0); SUMS];
+        for (index, start) in (0..width).step_by(SIMD_WIDTH).enumerate() {
+            let value = S::load(values.add(start));
             sums[index % SUMS] = value.multiply_add(value, sums[index % SUMS]);
         }
         sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum()
@@ -36,7 +36,7 @@ pub(super) struct NormRow<'a> {
 }
 
 #[inline(always)]
-unsafe fn norm_row_lanes<L: Lanes>(norm: &NormRow<'_>) {
+unsafe fn norm_row_simd<S: Simd>(norm: &NormRow<'_>) {
     let (values, weights) = (norm.values, norm.weights);
     assert!(
         values.len() == weights.len() && values.len() == norm.into.steps() * STEP,
@@ -44,14 +44,14 @@ unsafe fn norm_row_lanes<L: Lanes>(norm: &NormRow<'_>) {
     );
     // SAFETY: the lengths were checked; `row` is in the buffer by the caller's promise.
     unsafe {
-        let mean = sum_of_squares::<L>(values.as_ptr(), values.len()) / norm.width as f32;
-        let scale = L::splat(1.0 / (mean + norm.epsilon).sqrt());
+        let mean = sum_of_squares::<S>(values.as_ptr(), values.len()) / norm.width as f32;
+        let scale = S::splat(1.0 / (mean + norm.epsilon).sqrt());
         for step in 0..norm.into.steps() {
             let into = norm.into.at(norm.row, step);
-            for half in (0..STEP).step_by(LANES) {
+            for half in (0..STEP).step_by(SIMD_WIDTH) {
                 let start = step * STEP + half;
-                let value = L::load(values.as_ptr().add(start)).multiply(scale);
-                value.multiply(L::load(weights.as_ptr().add(start))).store_bf16(into.add(half));
+                let value = S::load(values.as_ptr().add(start)).multiply(scale);
+                value.multiply(S::load(weights.as_ptr().add(start))).store_bf16(into.add(half));
             }
         }
     }
@@ -59,7 +59,7 @@ unsafe fn norm_row_lanes<L: Lanes>(norm: &NormRow<'_>) {
 
 for_each_isa! {
     /// Norms one row.
-    fn norm_row = norm_row_lanes(norm: &NormRow<'_>)
+    fn norm_row = norm_row_simd(norm: &NormRow<'_>)
 }
 
 /// Copies one row.

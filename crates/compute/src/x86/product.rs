@@ -5,12 +5,12 @@
 //! from the f32 that the previous piece left. So a row's bits depend on the row alone.
 
 use super::amx::{self, Tiles};
+use super::delayed_epilogue::DelayedEpilogue;
 use super::epilogue::Epilogue;
 use super::for_each_isa;
-use super::lanes::Lanes;
 use super::pack::Panels;
-use super::pending::Pending;
-use super::strip::{RESULTS_OF_PAIR, Strip, Unit};
+use super::panel_pass::{PanelGroup, PanelPass, RESULTS_OF_PAIR};
+use super::simd::Simd;
 use super::tiles::{PANEL, ROWS_OF_PAIR, Rows, STEP, TILE, TILE_ROWS, steps_of_piece};
 use super::vector;
 use crate::memory::{Arena, LINE_BYTES, Memory, SharedMut};
@@ -35,7 +35,7 @@ const LINE: usize = LINE_BYTES / size_of::<bf16>();
 /// consecutive ranges of rows find a block's weights in a cache.
 const BLOCKS_PER_THREAD: usize = 4;
 
-/// How a product is cut into tasks, and a task into strips.
+/// How a product is cut into tasks, and a task into passes.
 pub(super) struct Blocking {
     /// Rows of a task.
     rows: usize,
@@ -45,16 +45,16 @@ pub(super) struct Blocking {
     /// before the next begin. Otherwise all panels of a task go through one piece of k before the
     /// next piece.
     stays: bool,
-    /// Panels that stay together, and how many such units there are.
-    unit: usize,
-    units: usize,
+    /// Panels that stay together, and how many such groups there are.
+    group: usize,
+    groups: usize,
     /// Tasks for each range of rows.
     pub(super) blocks: usize,
 }
 
 impl Blocking {
-    /// For `rows` rows; `unit` panels stay together.
-    pub(super) fn new(rows: usize, weights: &Panels, unit: usize, threads: usize) -> Self {
+    /// For `rows` rows; `group` panels stay together.
+    pub(super) fn new(rows: usize, weights: &Panels, group: usize, threads: usize) -> Self {
         let piece = steps_of_piece(rows, weights.steps());
         let steps = piece.div_ceil(piece.div_ceil(STEPS_ONCE));
         let rows_max = LEFT_BYTES / (weights.steps() * STEP * size_of::<bf16>());
@@ -63,18 +63,18 @@ impl Blocking {
         let ranges = rows.div_ceil(if stays { rows_max } else { ROWS_IN_PIECES }).max(1);
         // Even ranges, rather than a last one of few rows.
         let rows = rows.div_ceil(ranges).next_multiple_of(ROWS_OF_PAIR).max(ROWS_OF_PAIR);
-        let units = weights.panels().div_ceil(unit);
-        let unit_results = rows * PANEL * unit.next_multiple_of(2);
-        let units_max = if stays { units } else { (RESULTS_MAX / unit_results).max(1) };
+        let groups = weights.panels().div_ceil(group);
+        let group_results = rows * PANEL * group.next_multiple_of(2);
+        let groups_max = if stays { groups } else { (RESULTS_MAX / group_results).max(1) };
         // A single thread with a single range of rows shares nothing and reuses nothing.
         let share = if threads * ranges == 1 { 1 } else { threads * BLOCKS_PER_THREAD };
-        let blocks = units.div_ceil(units_max).max(share);
-        let blocks = blocks.next_multiple_of(threads).min(units).max(1);
-        Self { rows, steps, stays, unit, units, blocks }
+        let blocks = groups.div_ceil(groups_max).max(share);
+        let blocks = blocks.next_multiple_of(threads).min(groups).max(1);
+        Self { rows, steps, stays, group, groups, blocks }
     }
 
     fn panels(&self, block: usize, panels: usize) -> Range<usize> {
-        let start = |block: usize| (block * self.units / self.blocks * self.unit).min(panels);
+        let start = |block: usize| (block * self.groups / self.blocks * self.group).min(panels);
         start(block)..start(block + 1)
     }
 }
@@ -92,15 +92,15 @@ pub(super) struct Multiplier {
 struct Taken(AtomicUsize);
 
 impl Multiplier {
-    /// Room for products with units of up to `unit_max` panels.
+    /// Room for products with groups of up to `group_max` panels.
     pub(super) fn new(
         arena: &mut Arena,
         isa: Isa,
         threads: usize,
-        unit_max: usize,
+        group_max: usize,
     ) -> Result<Self, ComputeError> {
         let rows_max = LEFT_BYTES / (STEP * size_of::<bf16>());
-        let room = RESULTS_MAX.max(rows_max * PANEL * unit_max.next_multiple_of(2));
+        let room = RESULTS_MAX.max(rows_max * PANEL * group_max.next_multiple_of(2));
         let results: Result<_, _> =
             (0..threads).map(|_| arena.zeroed("product results", room)).collect();
         let taken = (0..threads).map(|_| Taken(AtomicUsize::new(0))).collect();
@@ -181,10 +181,10 @@ struct Task<'a> {
     blocking: &'a Blocking,
 }
 
-/// Where a strip stands in its task.
-struct StripPlace {
+/// Where a pass stands in its task.
+struct PassRange {
     /// Panels that stay together, and how many pairs before them share the results.
-    unit: Range<usize>,
+    group: Range<usize>,
     pairs_before: usize,
     panels: Range<usize>,
     /// Steps of k.
@@ -198,18 +198,18 @@ fn pieces(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>>
 }
 
 impl Task<'_> {
-    /// All strips in order.
-    fn places(&self) -> impl Iterator<Item = StripPlace> {
-        let Blocking { steps: piece, stays, unit, .. } = *self.blocking;
+    /// All passes in order.
+    fn ranges(&self) -> impl Iterator<Item = PassRange> {
+        let Blocking { steps: piece, stays, group, .. } = *self.blocking;
         let steps = self.left.steps();
-        let together = if stays { unit } else { self.panels.len() };
-        let unit_pairs = unit.div_ceil(2);
+        let together = if stays { group } else { self.panels.len() };
+        let group_pairs = group.div_ceil(2);
         pieces(self.panels.clone(), together.max(1)).flat_map(move |panels| {
             pieces(0..steps, piece).flat_map(move |steps| {
-                pieces(panels.clone(), unit).enumerate().flat_map(move |(index, unit)| {
-                    let (steps, pairs_before) = (steps.clone(), index * unit_pairs);
-                    pieces(unit.clone(), 2).map(move |panels| StripPlace {
-                        unit: unit.clone(),
+                pieces(panels.clone(), group).enumerate().flat_map(move |(index, group)| {
+                    let (steps, pairs_before) = (steps.clone(), index * group_pairs);
+                    pieces(group.clone(), 2).map(move |panels| PassRange {
+                        group: group.clone(),
                         pairs_before,
                         panels,
                         steps: steps.clone(),
@@ -224,51 +224,54 @@ impl Task<'_> {
     unsafe fn run(&self, results: &mut [f32], epilogue: &impl Epilogue) {
         let results_pair = self.rows.len().div_ceil(ROWS_OF_PAIR) * RESULTS_OF_PAIR;
         let (room, results) = (results.len(), results.as_mut_ptr());
-        let mut pending = Pending::none(epilogue);
-        let mut places = self.places().peekable();
-        while let Some(place) = places.next() {
-            let ahead = match places.peek() {
+        let mut delayed = DelayedEpilogue::none(epilogue);
+        let mut ranges = self.ranges().peekable();
+        while let Some(range) = ranges.next() {
+            let ahead = match ranges.peek() {
                 Some(next) => self.right(next),
                 None => [0, 1].map(|panel| self.weights.after(self.panels.end - 1 + panel)),
             };
-            let last = place.steps.end == self.left.steps() && place.panels.end == place.unit.end;
-            let used = (place.pairs_before + place.unit.len().div_ceil(2)) * results_pair;
+            let last = range.steps.end == self.left.steps() && range.panels.end == range.group.end;
+            let used = (range.pairs_before + range.group.len().div_ceil(2)) * results_pair;
             assert!(used <= room, "{used} results in room for {room}");
-            let of_unit = results.wrapping_add(place.pairs_before * results_pair);
-            let pairs_in_unit = (place.panels.start - place.unit.start) / 2;
-            let strip = Strip {
-                left: self.left.tile(self.rows.start / TILE_ROWS, place.steps.start),
+            let of_group = results.wrapping_add(range.pairs_before * results_pair);
+            let pairs_in_group = (range.panels.start - range.group.start) / 2;
+            let pass = PanelPass {
+                left: self.left.tile(self.rows.start / TILE_ROWS, range.steps.start),
                 left_block: self.left.piece() * TILE,
                 rows: self.rows.clone(),
-                right: self.right(&place),
-                steps: place.steps.len(),
-                accumulate: place.steps.start > 0,
+                right: self.right(&range),
+                steps: range.steps.len(),
+                accumulate: range.steps.start > 0,
                 ahead,
-                left_ahead: self.left_ahead(&place),
-                results: of_unit.wrapping_add(pairs_in_unit * results_pair),
-                one_pair: place.steps.len() == self.left.steps() && place.unit.len() <= 2,
+                left_ahead: self.left_ahead(&range),
+                results: of_group.wrapping_add(pairs_in_group * results_pair),
+                one_pair: range.steps.len() == self.left.steps() && range.group.len() <= 2,
                 finishes: last.then(|| {
-                    (Unit { panels: place.unit.clone(), task: self.number }, of_unit.cast_const())
+                    (
+                        PanelGroup { panels: range.group.clone(), task: self.number },
+                        of_group.cast_const(),
+                    )
                 }),
             };
-            // SAFETY: the strip lies inside its operands; the machine has the instruction set.
+            // SAFETY: the pass lies inside its operands; the machine has the instruction set.
             unsafe {
                 match self.isa {
-                    Isa::Amx => amx::multiply(&strip, &mut pending),
-                    isa => multiply_vectors(isa, &strip, &mut pending),
+                    Isa::Amx => amx::multiply(&pass, &mut delayed),
+                    isa => multiply_vectors(isa, &pass, &mut delayed),
                 }
             }
         }
         // SAFETY: as promised by the caller.
-        unsafe { finish(self.isa, &mut pending) };
+        unsafe { finish(self.isa, &mut delayed) };
     }
 
-    /// This strip's part of the next piece of the left operand, which later strips need. Nothing, if
+    /// This pass's part of the next piece of the left operand, which later passes need. Nothing, if
     /// the left operand stays in the cache.
-    fn left_ahead(&self, place: &StripPlace) -> Range<*const bf16> {
+    fn left_ahead(&self, range: &PassRange) -> Range<*const bf16> {
         let Blocking { steps: piece, stays, .. } = *self.blocking;
-        let (row, step) = if place.steps.end < self.left.steps() {
-            (self.rows.start, place.steps.end)
+        let (row, step) = if range.steps.end < self.left.steps() {
+            (self.rows.start, range.steps.end)
         } else {
             (self.rows_after, 0)
         };
@@ -281,44 +284,44 @@ impl Task<'_> {
             let lines = values / LINE * (panel - self.panels.start) / self.panels.len();
             first.wrapping_add(lines * LINE)
         };
-        share(place.panels.start)..share(place.panels.end)
+        share(range.panels.start)..share(range.panels.end)
     }
 
-    /// The panels that a strip needs.
-    fn right(&self, place: &StripPlace) -> [*const bf16; 2] {
+    /// The panels that a pass needs.
+    fn right(&self, range: &PassRange) -> [*const bf16; 2] {
         // SAFETY: `panel` checks the panel; the piece begins inside it.
-        [place.panels.start, place.panels.end - 1]
-            .map(|panel| unsafe { self.weights.panel(panel).add(place.steps.start * TILE) })
+        [range.panels.start, range.panels.end - 1]
+            .map(|panel| unsafe { self.weights.panel(panel).add(range.steps.start * TILE) })
     }
 }
 
 #[inline(always)]
-unsafe fn multiply_vectors_lanes<L: Lanes, E: Epilogue>(
-    strip: &Strip,
-    pending: &mut Pending<'_, E>,
+unsafe fn multiply_vectors_simd<S: Simd, E: Epilogue>(
+    pass: &PanelPass,
+    delayed: &mut DelayedEpilogue<'_, E>,
 ) {
-    for pair in 0..strip.pairs() {
+    for pair in 0..pass.pairs() {
         // SAFETY: as promised by the caller.
         unsafe {
-            vector::multiply::<L>(strip, pair);
-            pending.take(strip, pair);
-            pending.finish::<L>();
+            vector::multiply::<S>(pass, pair);
+            delayed.take(pass, pair);
+            delayed.finish::<S>();
         }
     }
 }
 
 for_each_isa! {
-    /// Multiplies a strip, and runs the epilogue of the units that it finishes.
-    fn multiply_vectors<E: Epilogue> = multiply_vectors_lanes(strip: &Strip, pending: &mut Pending<'_, E>)
+    /// Multiplies a pass, and runs the epilogue of the groups that it finishes.
+    fn multiply_vectors<E: Epilogue> = multiply_vectors_simd(pass: &PanelPass, delayed: &mut DelayedEpilogue<'_, E>)
 }
 
 #[inline(always)]
-unsafe fn finish_lanes<L: Lanes, E: Epilogue>(pending: &mut Pending<'_, E>) {
+unsafe fn finish_simd<S: Simd, E: Epilogue>(delayed: &mut DelayedEpilogue<'_, E>) {
     // SAFETY: as promised by the caller.
-    unsafe { pending.finish::<L>() };
+    unsafe { delayed.finish::<S>() };
 }
 
 for_each_isa! {
     /// Finishes all remaining rows.
-    fn finish<E: Epilogue> = finish_lanes(pending: &mut Pending<'_, E>)
+    fn finish<E: Epilogue> = finish_simd(delayed: &mut DelayedEpilogue<'_, E>)
 }

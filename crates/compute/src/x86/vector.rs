@@ -4,8 +4,8 @@
 //! one chain in the order of the pairs. It does not depend on the rows and panels it shares registers
 //! with.
 
-use super::lanes::Lanes;
-use super::strip::Strip;
+use super::panel_pass::PanelPass;
+use super::simd::Simd;
 use super::tiles::{PANEL, RESULT_TILE, ROWS_OF_PAIR, STEP, TILE, TILE_ROWS};
 use half::bf16;
 
@@ -32,44 +32,44 @@ pub(super) struct DotRows {
 
 /// All rows and panels.
 #[inline(always)]
-pub(super) unsafe fn dot_rows<L: Lanes>(dot: &DotRows) {
+pub(super) unsafe fn dot_rows<S: Simd>(dot: &DotRows) {
     // SAFETY: as promised by the caller.
     unsafe {
-        if dot.panels == 2 && L::PANELS == 2 {
-            return dot_panels::<L, 2>(dot);
+        if dot.panels == 2 && S::PANELS == 2 {
+            return dot_panels::<S, 2>(dot);
         }
         for panel in 0..dot.panels {
             let right = dot.right.add(panel * dot.right_panel);
             let result = dot.result.add(panel * RESULT_TILE);
-            dot_panels::<L, 1>(&DotRows { right, result, ..*dot });
+            dot_panels::<S, 1>(&DotRows { right, result, ..*dot });
         }
     }
 }
 
 #[inline(always)]
-unsafe fn dot_panels<L: Lanes, const PANELS: usize>(dot: &DotRows) {
+unsafe fn dot_panels<S: Simd, const PANELS: usize>(dot: &DotRows) {
     let mut row = 0;
     // SAFETY: rows below `dot.rows`, as promised by the caller.
     unsafe {
-        while row + L::ROWS <= dot.rows {
-            match L::ROWS {
-                8 => dot_some_rows::<L, 8, PANELS>(dot, row),
-                _ => dot_some_rows::<L, 4, PANELS>(dot, row),
+        while row + S::ROWS <= dot.rows {
+            match S::ROWS {
+                8 => dot_some_rows::<S, 8, PANELS>(dot, row),
+                _ => dot_some_rows::<S, 4, PANELS>(dot, row),
             }
-            row += L::ROWS;
+            row += S::ROWS;
         }
         while row + 2 <= dot.rows {
-            dot_some_rows::<L, 2, PANELS>(dot, row);
+            dot_some_rows::<S, 2, PANELS>(dot, row);
             row += 2;
         }
         if row < dot.rows {
-            dot_some_rows::<L, 1, PANELS>(dot, row);
+            dot_some_rows::<S, 1, PANELS>(dot, row);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn dot_some_rows<L: Lanes, const ROWS: usize, const PANELS: usize>(
+unsafe fn dot_some_rows<S: Simd, const ROWS: usize, const PANELS: usize>(
     dot: &DotRows,
     first: usize,
 ) {
@@ -78,11 +78,11 @@ unsafe fn dot_some_rows<L: Lanes, const ROWS: usize, const PANELS: usize>(
     unsafe {
         let place =
             |row: usize, panel: usize| dot.result.add(panel * RESULT_TILE + (first + row) * PANEL);
-        let mut sums = [[L::splat(0.0); PANELS]; ROWS];
+        let mut sums = [[S::splat(0.0); PANELS]; ROWS];
         if dot.accumulate {
             for (row, sums) in sums.iter_mut().enumerate() {
                 for (panel, sum) in sums.iter_mut().enumerate() {
-                    *sum = L::load(place(row, panel));
+                    *sum = S::load(place(row, panel));
                 }
             }
         }
@@ -92,12 +92,12 @@ unsafe fn dot_some_rows<L: Lanes, const ROWS: usize, const PANELS: usize>(
         while pairs > 0 {
             let here = pairs.min(STEP_PAIRS);
             for pair in 0..here {
-                let mut weights = [L::load_pairs(right); PANELS];
+                let mut weights = [S::load_pairs(right); PANELS];
                 for (panel, weights) in weights.iter_mut().enumerate().skip(1) {
-                    *weights = L::load_pairs(right.add(panel * dot.right_panel));
+                    *weights = S::load_pairs(right.add(panel * dot.right_panel));
                 }
                 for (row, sums) in sums.iter_mut().enumerate() {
-                    let input = L::splat_pair(left.add(row * STEP + 2 * pair));
+                    let input = S::splat_pair(left.add(row * STEP + 2 * pair));
                     for (sum, &weights) in sums.iter_mut().zip(&weights) {
                         *sum = sum.dot_pairs(weights, input);
                     }
@@ -115,24 +115,24 @@ unsafe fn dot_some_rows<L: Lanes, const ROWS: usize, const PANELS: usize>(
     }
 }
 
-/// One pair of row blocks of a strip.
+/// One pair of row blocks of a pass.
 #[inline(always)]
-pub(super) unsafe fn multiply<L: Lanes>(strip: &Strip, pair: usize) {
-    let rows = strip.rows.len() - pair * ROWS_OF_PAIR;
+pub(super) unsafe fn multiply<S: Simd>(pass: &PanelPass, pair: usize) {
+    let rows = pass.rows.len() - pair * ROWS_OF_PAIR;
     for block in 0..rows.div_ceil(TILE_ROWS).min(2) {
-        // SAFETY: the strip's operands are live, by the caller's promise; the results of a row block and
+        // SAFETY: the pass's operands are live, by the caller's promise; the results of a row block and
         // a pair of panels stand side by side.
         unsafe {
-            dot_rows::<L>(&DotRows {
-                left: strip.left.add((2 * pair + block) * strip.left_block),
+            dot_rows::<S>(&DotRows {
+                left: pass.left.add((2 * pair + block) * pass.left_block),
                 rows: (rows - block * TILE_ROWS).min(TILE_ROWS),
-                right: strip.right[0],
+                right: pass.right[0],
                 right_pair: 2 * PANEL,
-                right_panel: strip.right[1].offset_from_unsigned(strip.right[0]),
-                panels: 1 + usize::from(strip.right[1] != strip.right[0]),
-                pairs: strip.steps * STEP / 2,
-                result: strip.results(pair).add(2 * block * RESULT_TILE),
-                accumulate: strip.accumulate,
+                right_panel: pass.right[1].offset_from_unsigned(pass.right[0]),
+                panels: 1 + usize::from(pass.right[1] != pass.right[0]),
+                pairs: pass.steps * STEP / 2,
+                result: pass.results(pair).add(2 * block * RESULT_TILE),
+                accumulate: pass.accumulate,
             });
         }
     }

@@ -123,10 +123,10 @@ impl X86Weights {
     ) -> Result<Self, ComputeError> {
         let stride = config.hidden.next_multiple_of(STEP);
         let width = config.hidden.max(config.query_width());
-        let unit_max = (config.head_dim / PANEL).max(2);
+        let group_max = (config.head_dim / PANEL).max(2);
         let mut arena = Arena::default();
         Ok(Self {
-            multiplier: Multiplier::new(&mut arena, isa, threads.count(), unit_max)?,
+            multiplier: Multiplier::new(&mut arena, isa, threads.count(), group_max)?,
             rope: Rope::new(&config),
             slab: arena.zeroed("the residual slab", slab_rows * stride)?,
             stride,
@@ -186,8 +186,8 @@ impl X86Weights {
             kv_heads: self.config.kv_heads,
         };
         let (left, rows) = (self.inputs.view(), self.rows.len());
-        let unit = finish.unit();
-        let blocking = Blocking::new(rows, qkv, unit, self.threads.count());
+        let group = finish.group();
+        let blocking = Blocking::new(rows, qkv, group, self.threads.count());
         // SAFETY: as in `multiply_into_slab`; targets point at whole rows of the shards.
         unsafe { self.multiplier.run(&self.threads, left, rows, qkv, &blocking, &finish) };
     }

@@ -3,10 +3,10 @@
 
 use super::{ROW_BYTES, clear, load, multiply_tiles, store};
 use crate::memory::LINE_BYTES;
+use crate::x86::delayed_epilogue::DelayedEpilogue;
 use crate::x86::epilogue::Epilogue;
-use crate::x86::lanes::ZmmBf16;
-use crate::x86::pending::Pending;
-use crate::x86::strip::Strip;
+use crate::x86::panel_pass::PanelPass;
+use crate::x86::simd::ZmmBf16;
 use crate::x86::tiles::{RESULT_TILE, TILE, TILE_ROWS};
 use half::bf16;
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
@@ -17,33 +17,36 @@ const TILE_LINES: usize = TILE_ROWS;
 /// Lines of the next pair's partial results that a step fetches when k is in pieces: all 64 in a piece of 12 steps.
 const RESULT_LINES_IN_STEP: usize = 6;
 
-/// Multiplies a strip, and starts the epilogue of the results that it finishes.
+/// Multiplies a pass, and starts the epilogue of the results that it finishes.
 ///
 /// # Safety
-/// Tiles are configured whole on this thread; the strip describes live operands, and its
+/// Tiles are configured whole on this thread; the pass describes live operands, and its
 /// rows are backed by whole row blocks; the epilogue may be called for the finished results.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-pub(in crate::x86) unsafe fn multiply<E: Epilogue>(strip: &Strip, pending: &mut Pending<'_, E>) {
-    let mut ahead = Ahead::new(strip);
-    let blocks = strip.rows.len().div_ceil(TILE_ROWS);
+pub(in crate::x86) unsafe fn multiply<E: Epilogue>(
+    pass: &PanelPass,
+    delayed: &mut DelayedEpilogue<'_, E>,
+) {
+    let mut ahead = Ahead::new(pass);
+    let blocks = pass.rows.len().div_ceil(TILE_ROWS);
     // SAFETY: as promised by the caller.
     unsafe {
         match blocks {
             1 => {
-                begin::<true>(strip);
-                multiply_pair::<E, 1, true>(strip, 0, &mut ahead, pending);
+                begin::<true>(pass);
+                multiply_pair::<E, 1, true>(pass, 0, &mut ahead, delayed);
             }
             2 => {
-                begin::<true>(strip);
-                multiply_pair::<E, 2, true>(strip, 0, &mut ahead, pending);
+                begin::<true>(pass);
+                multiply_pair::<E, 2, true>(pass, 0, &mut ahead, delayed);
             }
             _ => {
-                begin::<false>(strip);
+                begin::<false>(pass);
                 for pair in 0..blocks / 2 {
-                    multiply_pair::<E, 2, false>(strip, pair, &mut ahead, pending);
+                    multiply_pair::<E, 2, false>(pass, pair, &mut ahead, delayed);
                 }
                 if !blocks.is_multiple_of(2) {
-                    multiply_pair::<E, 1, false>(strip, blocks / 2, &mut ahead, pending);
+                    multiply_pair::<E, 1, false>(pass, blocks / 2, &mut ahead, delayed);
                 }
             }
         }
@@ -63,12 +66,12 @@ struct Ahead {
 impl Ahead {
     /// The fewest lines per step that fetch all of the next panels while the current ones meet all rows.
     /// With many rows this rounds up and runs on into the panels after those.
-    fn new(strip: &Strip) -> Self {
-        let line_pairs = TILE_LINES.div_ceil(2 * strip.pairs());
-        let next = strip.ahead.map(|panel| panel.cast::<u8>());
-        let left = strip.left_ahead.start.cast::<u8>()..strip.left_ahead.end.cast::<u8>();
+    fn new(pass: &PanelPass) -> Self {
+        let line_pairs = TILE_LINES.div_ceil(2 * pass.pairs());
+        let next = pass.ahead.map(|panel| panel.cast::<u8>());
+        let left = pass.left_ahead.start.cast::<u8>()..pass.left_ahead.end.cast::<u8>();
         let left_lines = (left.end.addr() - left.start.addr()) / LINE_BYTES;
-        let left_lines = left_lines.div_ceil(strip.pairs() * (strip.steps - 1).max(1));
+        let left_lines = left_lines.div_ceil(pass.pairs() * (pass.steps - 1).max(1));
         Self { next, line_pairs, left, left_lines }
     }
 
@@ -120,31 +123,31 @@ macro_rules! load_right {
 
 /// Sets a result tile to its value before the first product.
 macro_rules! begin_result {
-    ($strip:expr, $tile:literal, $from:expr) => {
-        if $strip.accumulate { load!($tile, $from, ROW_BYTES) } else { clear!($tile) }
+    ($pass:expr, $tile:literal, $from:expr) => {
+        if $pass.accumulate { load!($tile, $from, ROW_BYTES) } else { clear!($tile) }
     };
 }
 
 /// Where the two row blocks of a pair begin; the first one twice if there is no second.
-fn left_of(strip: &Strip, pair: usize) -> [*const bf16; 2] {
-    let first = strip.left.wrapping_add(2 * pair * strip.left_block);
-    let two = (2 * pair + 1) * TILE_ROWS < strip.rows.len();
-    [first, if two { first.wrapping_add(strip.left_block) } else { first }]
+fn left_of(pass: &PanelPass, pair: usize) -> [*const bf16; 2] {
+    let first = pass.left.wrapping_add(2 * pair * pass.left_block);
+    let two = (2 * pair + 1) * TILE_ROWS < pass.rows.len();
+    [first, if two { first.wrapping_add(pass.left_block) } else { first }]
 }
 
 /// Loads all tiles for the first products of the first pair of row blocks.
 #[inline(always)]
-unsafe fn begin<const ONCE: bool>(strip: &Strip) {
-    let (results, left) = (strip.results(0), left_of(strip, 0));
+unsafe fn begin<const ONCE: bool>(pass: &PanelPass) {
+    let (results, left) = (pass.results(0), left_of(pass, 0));
     // SAFETY: as promised by the caller of `multiply`; there is room for all results of a pair.
     unsafe {
-        begin_result!(strip, "0", results);
-        begin_result!(strip, "1", results.add(RESULT_TILE));
-        begin_result!(strip, "2", results.add(2 * RESULT_TILE));
-        begin_result!(strip, "3", results.add(3 * RESULT_TILE));
+        begin_result!(pass, "0", results);
+        begin_result!(pass, "1", results.add(RESULT_TILE));
+        begin_result!(pass, "2", results.add(2 * RESULT_TILE));
+        begin_result!(pass, "3", results.add(3 * RESULT_TILE));
         load_left!("4", left[0]);
-        load_right!("6", strip.right[0]);
-        load_right!("7", strip.right[1]);
+        load_right!("6", pass.right[0]);
+        load_right!("7", pass.right[1]);
         load_left!("5", left[1]);
     }
 }
@@ -152,7 +155,7 @@ unsafe fn begin<const ONCE: bool>(strip: &Strip) {
 /// Multiplies one pair of row blocks, or the single last block, which `begin` or the previous pair has
 /// begun. Tiles 0 to 3 are results, 4 and 5 left, 6 and 7 right operands.
 ///
-/// One operand is used again by the next pair of row blocks (or by the next strip, if weights are used
+/// One operand is used again by the next pair of row blocks (or by the next pass, if weights are used
 /// only `ONCE`) and should stay in the first-level cache. The other streams through: `tileloaddt1` leaves
 /// that cache alone. Tiles are loaded a step ahead, among the products of the step before, which costs
 /// least on cores where loads and products do not overlap by themselves. The products of a step take 64
@@ -160,19 +163,19 @@ unsafe fn begin<const ONCE: bool>(strip: &Strip) {
 /// panels and finishes a few rows of the previous results.
 #[inline(always)]
 unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
-    strip: &Strip,
+    pass: &PanelPass,
     pair: usize,
     ahead: &mut Ahead,
-    pending: &mut Pending<'_, E>,
+    delayed: &mut DelayedEpilogue<'_, E>,
 ) {
-    let [mut left, mut left_second] = left_of(strip, pair);
-    let [mut right, mut right_second] = strip.right;
-    let (results, next_results) = (strip.results(pair), strip.results(pair + 1));
+    let [mut left, mut left_second] = left_of(pass, pair);
+    let [mut right, mut right_second] = pass.right;
+    let (results, next_results) = (pass.results(pair), pass.results(pair + 1));
     let mut results_ahead = next_results.cast::<u8>();
-    let each = TILE_ROWS.div_ceil((strip.steps - 1).max(1));
-    // SAFETY: as promised by the caller of `multiply`; places are those of the strip's operands.
+    let each = TILE_ROWS.div_ceil((pass.steps - 1).max(1));
+    // SAFETY: as promised by the caller of `multiply`; places are those of the pass's operands.
     unsafe {
-        for _ in 1..strip.steps {
+        for _ in 1..pass.steps {
             left = left.add(TILE);
             left_second = left_second.add(TILE);
             right = right.add(TILE);
@@ -192,25 +195,25 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
             load_right!("7", right_second);
             ahead.fetch(1);
             ahead.fetch_left();
-            if strip.accumulate && !ONCE {
+            if pass.accumulate && !ONCE {
                 for line in 0..RESULT_LINES_IN_STEP {
                     let line = results_ahead.wrapping_add(line * LINE_BYTES);
                     _mm_prefetch::<_MM_HINT_T0>(line.cast());
                 }
                 results_ahead = results_ahead.wrapping_add(RESULT_LINES_IN_STEP * LINE_BYTES);
             }
-            pending.advance::<ZmmBf16>(each);
+            delayed.advance::<ZmmBf16>(each);
         }
-        if strip.steps == 1 {
+        if pass.steps == 1 {
             // Finish the previous pair now: there was no time before, and these results may
             // overwrite it.
-            pending.finish::<ZmmBf16>();
+            delayed.finish::<ZmmBf16>();
         }
         multiply_tiles!("0", "4", "6");
         ahead.fetch(0);
         multiply_tiles!("1", "4", "7");
         ahead.fetch(1);
-        if pair + 1 == strip.pairs() {
+        if pair + 1 == pass.pairs() {
             if BLOCKS == 2 {
                 multiply_tiles!("2", "5", "6");
                 multiply_tiles!("3", "5", "7");
@@ -223,22 +226,22 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
             }
         } else {
             // Begin the next pair before this one ends, so that the multiplier is never idle.
-            let next = left_of(strip, pair + 1);
+            let next = left_of(pass, pair + 1);
             load_left!("4", next[0]);
             multiply_tiles!("2", "5", "6");
-            load_right!("6", strip.right[0]);
+            load_right!("6", pass.right[0]);
             store!("0", results);
-            begin_result!(strip, "0", next_results);
+            begin_result!(pass, "0", next_results);
             multiply_tiles!("3", "5", "7");
             load_left!("5", next[1]);
-            load_right!("7", strip.right[1]);
+            load_right!("7", pass.right[1]);
             store!("1", results.add(RESULT_TILE));
-            begin_result!(strip, "1", next_results.add(RESULT_TILE));
+            begin_result!(pass, "1", next_results.add(RESULT_TILE));
             store!("2", results.add(2 * RESULT_TILE));
-            begin_result!(strip, "2", next_results.add(2 * RESULT_TILE));
+            begin_result!(pass, "2", next_results.add(2 * RESULT_TILE));
             store!("3", results.add(3 * RESULT_TILE));
-            begin_result!(strip, "3", next_results.add(3 * RESULT_TILE));
+            begin_result!(pass, "3", next_results.add(3 * RESULT_TILE));
         }
-        pending.take(strip, pair);
+        delayed.take(pass, pair);
     }
 }

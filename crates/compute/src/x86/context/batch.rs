@@ -3,7 +3,7 @@
 use super::{Job, Shape};
 use crate::memory::SharedMut;
 use crate::tables::BoundRow;
-use crate::x86::attention::{self, Part, SPLIT_PAGES, Tile, Workspace};
+use crate::x86::attention::{self, RunningSoftmax, SPLIT_PAGES, Tile, Workspace};
 use crate::x86::int8;
 use crate::x86::pages::{After, HeadPages, PAGE};
 use crate::x86::tiles::{STEP, TILE, TILE_ROWS};
@@ -198,7 +198,7 @@ impl Batch<'_> {
     }
 
     /// Writes a job's attention output.
-    pub(super) fn finish(&self, job: &Job, total: &Part) {
+    pub(super) fn finish(&self, job: &Job, total: &RunningSoftmax) {
         let config = &self.shape.config;
         for (tile_row, (row, head)) in self.pairs(job).enumerate() {
             let start = row * config.query_width() + head * config.head_dim;

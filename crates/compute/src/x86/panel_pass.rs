@@ -1,4 +1,4 @@
-//! Parts of a product: a strip of it, the unit of panels it belongs to, and the results of one row.
+//! Parts of a product: a pass of it, the group of panels it belongs to, and the results of one row.
 
 use super::tiles::{RESULT_TILE, ROWS_OF_PAIR};
 use half::bf16;
@@ -8,7 +8,7 @@ use std::ops::Range;
 pub(super) const RESULTS_OF_PAIR: usize = 4 * RESULT_TILE;
 
 /// All rows of a task against a pair of panels (or the single last panel), for a piece of k.
-pub(super) struct Strip {
+pub(super) struct PanelPass {
     /// First tile of the left operand, and values from one row block to the next.
     pub(super) left: *const bf16,
     pub(super) left_block: usize,
@@ -19,19 +19,19 @@ pub(super) struct Strip {
     pub(super) steps: usize,
     /// Whether sums continue from the results so far, or start at zero.
     pub(super) accumulate: bool,
-    /// The panels that the next strip needs. May lie past the weights' end: for prefetches only.
+    /// The panels that the next pass needs. May lie past the weights' end: for prefetches only.
     pub(super) ahead: [*const bf16; 2],
-    /// The part of the left operand that this strip should fetch for later strips, likewise.
+    /// The part of the left operand that this pass should fetch for later passes, likewise.
     pub(super) left_ahead: Range<*const bf16>,
     /// [pair of row blocks][2 row blocks][2 panels][16 rows][16 outputs].
     pub(super) results: *mut f32,
     /// Whether all pairs have the same place for their results, one after the other.
     pub(super) one_pair: bool,
-    /// The unit that the strip finishes, and its results from the first pair of panels on.
-    pub(super) finishes: Option<(Unit, *const f32)>,
+    /// The group that the pass finishes, and its results from the first pair of panels on.
+    pub(super) finishes: Option<(PanelGroup, *const f32)>,
 }
 
-impl Strip {
+impl PanelPass {
     /// Pairs of row blocks; the last pair may lack its second block.
     pub(super) fn pairs(&self) -> usize {
         self.rows.len().div_ceil(ROWS_OF_PAIR)
@@ -48,13 +48,13 @@ impl Strip {
 }
 
 /// Panels of the weights that stay together, in one task.
-pub(super) struct Unit {
+pub(super) struct PanelGroup {
     pub(super) panels: Range<usize>,
     /// The task's number among those with the same rows.
     pub(super) task: usize,
 }
 
-/// Finished results of one row and a unit.
+/// Finished results of one row and a group.
 #[derive(Clone, Copy)]
 pub(super) struct RowResults {
     /// Row of the batch.
@@ -65,7 +65,7 @@ pub(super) struct RowResults {
 }
 
 impl RowResults {
-    /// The sixteen results of one of the unit's panels, counted from its first.
+    /// The sixteen results of one of the group's panels, counted from its first.
     #[inline(always)]
     pub(super) fn of(&self, panel: usize) -> *const f32 {
         self.values.wrapping_add(panel / 2 * self.values_pair + panel % 2 * RESULT_TILE)

@@ -11,11 +11,11 @@
 use half::bf16;
 use std::arch::x86_64::*;
 
-/// Values in one [`Lanes`].
-pub(super) const LANES: usize = 16;
+/// Values in one [`Simd`].
+pub(super) const SIMD_WIDTH: usize = 16;
 
 /// Sixteen f32, and how pairs of bf16 are multiplied into them.
-pub(super) trait Lanes: Copy {
+pub(super) trait Simd: Copy {
     /// Sixteen pairs of neighbouring bf16, in the form that suits `dot_pairs`.
     type Pairs: Copy;
 
@@ -56,16 +56,16 @@ pub(super) trait Lanes: Copy {
     #[inline(always)]
     unsafe fn spread_bf16(from: *const bf16, into: *mut bf16) {
         unsafe {
-            for index in 0..LANES {
+            for index in 0..SIMD_WIDTH {
                 into.add(2 * index).write(from.add(index).read());
             }
         }
     }
 
-    /// Lanes in order, as an array.
+    /// Simd in order, as an array.
     #[inline(always)]
-    unsafe fn to_array(self) -> [f32; LANES] {
-        let mut array = [0.0; LANES];
+    unsafe fn to_array(self) -> [f32; SIMD_WIDTH] {
+        let mut array = [0.0; SIMD_WIDTH];
         unsafe { self.store(array.as_mut_ptr()) };
         array
     }
@@ -193,7 +193,7 @@ const HIGH_HALF: i32 = 0xffff_0000_u32 as i32;
 /// Every second of 32 places.
 const ODD: u32 = 0xaaaa_aaaa;
 
-impl Lanes for Zmm {
+impl Simd for Zmm {
     type Pairs = (__m512, __m512);
     const ROWS: usize = 8;
     const PANELS: usize = 2;
@@ -248,7 +248,7 @@ unsafe fn apart(pairs: __m512i) -> (__m512, __m512) {
     }
 }
 
-impl Lanes for ZmmBf16 {
+impl Simd for ZmmBf16 {
     type Pairs = __m512i;
     const ROWS: usize = 8;
     const PANELS: usize = 2;
@@ -275,7 +275,7 @@ impl Lanes for ZmmBf16 {
             let wide = |from: *const i8| {
                 _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())))
             };
-            let both = _mm512_cvtne2ps_pbh(wide(from.add(LANES)), wide(from));
+            let both = _mm512_cvtne2ps_pbh(wide(from.add(SIMD_WIDTH)), wide(from));
             _mm512_storeu_si512(into.cast(), std::mem::transmute::<__m512bh, __m512i>(both));
         }
     }
@@ -313,7 +313,7 @@ unsafe fn round_halves(values: __m256) -> __m256i {
     }
 }
 
-impl Lanes for Ymm2 {
+impl Simd for Ymm2 {
     type Pairs = [__m256; 4];
     const ROWS: usize = 4;
     const PANELS: usize = 1;
@@ -432,7 +432,7 @@ impl Lanes for Ymm2 {
     #[inline(always)]
     unsafe fn widen(from: *const i8, into: *mut bf16) {
         unsafe {
-            for half in [0, LANES] {
+            for half in [0, SIMD_WIDTH] {
                 let pairs = _mm256_cvtepi16_epi32(_mm_loadu_si128(from.add(half).cast()));
                 let first = _mm256_srai_epi32::<24>(_mm256_slli_epi32::<24>(pairs));
                 let first = _mm256_castps_si256(_mm256_cvtepi32_ps(first));
