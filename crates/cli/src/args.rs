@@ -189,6 +189,11 @@ pub enum ObjectiveArg {
     Deadline,
 }
 
+/// Options that contradict each other: exit code 2, before anything is opened.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(&'static str);
+
 impl PlanArgs {
     /// What to optimise; hours alone are a deadline.
     pub fn objective(&self) -> Result<Objective, Usage> {
@@ -197,11 +202,10 @@ impl PlanArgs {
                 Ok(Objective::Deadline { seconds: hours * 3600.0 })
             }
             (Some(ObjectiveArg::Deadline), None) => {
-                Err(Usage("--objective deadline needs --hours".to_owned()))
+                Err(Usage("--objective deadline needs --hours"))
             }
             (Some(_), Some(_)) => Err(Usage(
-                "--hours is a deadline: leave out --objective, or give --objective deadline"
-                    .to_owned(),
+                "--hours is a deadline: leave out --objective, or give --objective deadline",
             )),
             (None | Some(ObjectiveArg::Throughput), None) => Ok(Objective::Throughput),
             (Some(ObjectiveArg::Cost), None) => Ok(Objective::Cost),

@@ -65,7 +65,8 @@ fn main() -> ExitCode {
     };
     outcome.unwrap_or_else(|error| {
         progress::say(format_args!("error: {}", message(&error)));
-        let bad_options = error.downcast_ref().is_some_and(LaunchError::is_bad_usage);
+        let bad_options = error.is::<args::Usage>()
+            || error.downcast_ref().is_some_and(LaunchError::is_bad_usage);
         if bad_options {
             progress::say("\nFor more information, try '--help'.");
         }

@@ -1,9 +1,10 @@
 //! `simulate`: one configuration in detail.
 
-use crate::args::{SimulateArgs, Usage};
+use crate::args::SimulateArgs;
 use crate::progress::say;
 use crate::{models, workloads};
 use anyhow::{Context, bail};
+use glinthawk_launch::LaunchError;
 use glinthawk_model::even_slices;
 use glinthawk_plan::shape::GIB;
 use glinthawk_plan::{
@@ -44,9 +45,7 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         return simulate_plan(args, plan, cluster);
     }
     if args.hybrid && args.tier2 == 0 {
-        bail!(Usage(
-            "--hybrid does nothing without a Tier 2: give --tier2 1 or more too".to_owned()
-        ));
+        bail!(LaunchError::NoTier2("--hybrid"));
     }
     let model = models::resolve(&args.model)?.open()?;
     let shape = Shape::of(model.name(), model.config());
