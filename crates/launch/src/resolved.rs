@@ -201,3 +201,56 @@ fn gpu_memory_bytes(
     let left = left.ok_or(LaunchError::GpuMemory { needed_bytes, free_bytes })?;
     Ok(wanted.unwrap_or(left).min(left))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+
+    fn resolve(change: impl FnOnce(&mut Specification)) -> Result<Resolved, LaunchError> {
+        let mut specification = Specification {
+            device: Device::Cpu,
+            context_memory_bytes: Some(64 << 20),
+            ..Specification::new("dummy:tiny")
+        };
+        change(&mut specification);
+        let opened = Opened::open(&specification, &|_| ())?;
+        Resolved::new(&specification, &opened, Crowd::ONE)
+    }
+
+    /// Tier-1 nodes, Tier-2 nodes for each, lanes, batch and flights.
+    fn check(change: impl FnOnce(&mut Specification), expected: (usize, usize, usize, u32, u32)) {
+        let layout = resolve(change).expect("it can be launched").layout;
+        let Layout { slices, remote_lanes, batch, flights, .. } = layout;
+        assert_eq!((slices, remote_lanes, layout.lanes(), batch, flights), expected);
+    }
+
+    #[test]
+    fn what_is_left_open_is_decided() {
+        check(|_| (), (1, 0, 1, 256, 1));
+        check(|wanted| wanted.batch = Some(7), (1, 0, 1, 7, 1));
+        check(|wanted| wanted.topology.tier1 = Some(2), (2, 0, 1, 256, 6));
+        check(|wanted| wanted.topology.tier2 = Some(3), (1, 3, 3, 256, 3));
+        let hybrid = |wanted: &mut Specification| {
+            wanted.topology.tier2 = Some(3);
+            wanted.topology.hybrid = true;
+            wanted.flights = Some(2);
+        };
+        check(hybrid, (1, 3, 4, 256, 2));
+        let elsewhere = |wanted: &mut Specification| {
+            wanted.topology.listen = Some("127.0.0.1:0".to_owned());
+            wanted.topology.workers = Some(6);
+            wanted.topology.tier1 = Some(2);
+        };
+        check(elsewhere, (2, 2, 2, 256, 6));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        let refused = |change: fn(&mut Specification)| resolve(change).err().expect("refused");
+        assert!(refused(|wanted| wanted.topology.hybrid = true).is_bad_usage());
+        assert!(refused(|wanted| wanted.threads = Some(100_000)).is_bad_usage());
+        assert!(!refused(|wanted| wanted.topology.tier1 = Some(1000)).is_bad_usage());
+        assert!(!refused(|wanted| wanted.context_max = Some(u32::MAX)).is_bad_usage());
+    }
+}
