@@ -131,6 +131,10 @@ fn shorter(context_fits: u64) -> String {
 }
 
 impl ClusterError {
+    pub(crate) fn kernel(node: &str, kernel: String, source: ComputeError) -> Self {
+        Self::Kernel { node: node.to_owned(), kernel, source: Box::new(source) }
+    }
+
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }

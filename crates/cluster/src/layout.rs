@@ -4,12 +4,9 @@ use crate::error::ClusterError;
 use glinthawk_compute::{ContextType, CpuContext};
 use glinthawk_flight::{PAGE_POSITIONS, pages_for};
 use glinthawk_model::{ModelConfig, even_slices};
-use glinthawk_protocol::{DispatcherConfig, Merge, lane_pages};
+use glinthawk_protocol::{DispatcherConfig, Merge, OVERSUBSCRIPTION, lane_pages};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
-
-/// How many times longer the longest answers are expected to be than the usual one.
-const OVERSUBSCRIPTION: f32 = 3.0;
 
 /// Rows that make a separate lane worthwhile. With fewer, it is better if the cores read the weights
 /// together.

@@ -5,15 +5,17 @@
 use crate::error::ClusterError;
 use crate::fabric::{Fabric, FabricEvent, WAIT};
 use crate::layout::Layout;
+use crate::nodes::{self, Nodes};
+use crate::payload::Payload;
 use crate::processes::{allowed_cores, keep_to_cores};
 use crate::report::{NodeReport, peak_memory_bytes};
-use crate::tier1::{Outgoing, Tier1Place, Tier1Worker};
-use crate::tier2::Tier2Worker;
-use glinthawk_compute::{Backend, CpuBackend, CpuWeights, Isa, SliceSpec, Threads};
+use crate::tier1_kernels::Tier1Place;
+use glinthawk_compute::{CpuBackend, CpuWeights, Isa, Threads};
 use glinthawk_flight::{Buffer, Pool};
 use glinthawk_model::{Model, ModelConfig};
-use glinthawk_protocol::{Home, Launch, Tier1Node, Tier2Node};
+use glinthawk_protocol::{Home, Launch, Outgoing, Parcel};
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -78,7 +80,7 @@ impl LocalFabric {
         assert_eq!((layout.slices, layout.remote_lanes), (1, 0), "one process has the whole model");
         let place = Tier1Place::new(layout, 0, trace);
         let all = kernels.backend(layout)?;
-        let weights = Arc::new(load_slice(model, layout, &place, &all, progress)?);
+        let weights = Arc::new(nodes::load_slice(model, layout, &place, &all, progress)?);
         let threads = (kernels.threads / layout.local_lanes).max(1);
         let cores = Some(allowed_cores()).filter(|cores| cores.len() == kernels.threads);
         let (newsagent, news) = channel();
@@ -185,7 +187,7 @@ impl Drop for LocalFabric {
     }
 }
 
-/// What a lane's thread builds its workers from.
+/// What a lane's thread builds its nodes from.
 struct LanePlan {
     config: ModelConfig,
     layout: Layout,
@@ -198,9 +200,8 @@ struct LanePlan {
 
 /// Both tiers of one lane.
 struct Stack {
-    tier1: Tier1Worker<CpuBackend>,
-    tier2: Tier2Worker<CpuBackend>,
-    outgoing: Vec<Outgoing<Buffer>>,
+    nodes: Nodes<CpuBackend>,
+    outbox: Vec<Outgoing<Payload<Buffer>>>,
     /// Its name among several lanes.
     lane: Option<usize>,
 }
@@ -215,16 +216,14 @@ impl Stack {
         }
         let backend = kernels.backend(&layout)?;
         let weights = weights.beside(Arc::clone(&backend.threads), layout.slots() as usize)?;
-        let context =
-            backend.context(&config, config.layers, pages as usize, layout.context_type)?;
+        let (id, trace) = ((0, lane as u32), place.trace);
+        let tier2 = nodes::tier2(backend.clone(), id, pages, trace, &layout, &config)?;
         backend.threads.pin_caller();
-        let node = Tier2Node::new(layout.slots(), pages);
-        let (name, width) = (format!("tier2-0-{lane}"), config.query_width());
-        let tier2 = Tier2Worker::new(name, node, backend.clone(), context, width, place.trace);
-        let node = Tier1Node::new(config.layers as u32, layout.batch as usize, layout.merge());
-        let tier1 = Tier1Worker::new(node, backend, weights, place, &config);
+        let tier1 = nodes::tier1(backend, weights, place, &layout, &config);
+        let lanes = BTreeMap::from([(lane as u32, tier2)]);
+        let nodes = Nodes { slice: 0, tier1: Some(tier1), lanes, attends_first: true };
         let lane = (layout.lanes() > 1).then_some(lane);
-        Ok(Self { tier1, tier2, outgoing: Vec::new(), lane })
+        Ok(Self { nodes, outbox: Vec::new(), lane })
     }
 
     /// Executes orders until the channel closes.
@@ -244,7 +243,8 @@ impl Stack {
             };
             let told = match order {
                 Ok(Order::Launch(launch)) => {
-                    self.tier1.arrive(launch, None, Instant::now())?;
+                    let nothing = Payload::received(Buffer::default(), Instant::now());
+                    self.nodes.deliver(Parcel::Launch(launch, nothing))?;
                     idle = false;
                     continue;
                 }
@@ -260,20 +260,13 @@ impl Stack {
 
     /// Computes what is ready; `false` if nothing is.
     fn advance(&mut self, newsagent: &Sender<News>) -> Result<bool, ClusterError> {
-        self.tier2.start()?;
-        if let Some((attended, output)) = self.tier2.finish()? {
-            self.tier1.attended(attended, output, Instant::now())?;
-        }
-        self.tier1.start()?;
-        if !self.tier1.finish(&mut self.outgoing)? {
-            return Ok(false);
-        }
-        for outgoing in std::mem::take(&mut self.outgoing) {
-            match outgoing {
-                Outgoing::Attend(attend, qkv) => self.tier2.take(attend, qkv, Instant::now())?,
+        let Some(work) = self.nodes.start()? else { return Ok(false) };
+        self.nodes.finish(work, &mut self.outbox)?;
+        for Outgoing { parcel, .. } in self.outbox.drain(..) {
+            match parcel {
                 // If nobody listens, no further order will come either.
-                Outgoing::Home(home) => _ = newsagent.send(News::Home(home)),
-                Outgoing::Hop(..) => unreachable!("the only slice is the last"),
+                Parcel::Home(home) => _ = newsagent.send(News::Home(home)),
+                parcel => _ = self.nodes.deliver(parcel)?,
             }
         }
         Ok(true)
@@ -281,27 +274,11 @@ impl Stack {
 
     fn reports(&self) -> Vec<NodeReport> {
         let peak_memory_bytes = peak_memory_bytes();
-        let mut tier1 = self.tier1.report();
+        let mut reports = nodes::reports(&self.nodes);
         if let Some(lane) = self.lane {
-            tier1.name = format!("{}-{lane}", tier1.name);
+            reports[0].name = format!("{}-{lane}", reports[0].name);
         }
-        [tier1, self.tier2.report()].map(|report| NodeReport { peak_memory_bytes, ..report }).into()
+        reports.iter_mut().for_each(|report| report.peak_memory_bytes = peak_memory_bytes);
+        reports
     }
-}
-
-/// Loads the weights of one slice.
-pub(crate) fn load_slice(
-    model: &Model,
-    layout: &Layout,
-    place: &Tier1Place,
-    backend: &CpuBackend,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<CpuWeights, ClusterError> {
-    let spec = SliceSpec {
-        layers: layout.layers(model.config().layers, place.slice),
-        embeds: place.first,
-        classifies: place.last,
-        slab_rows: layout.slab_rows(),
-    };
-    Ok(backend.weights(model, &spec, progress)?)
 }

@@ -5,9 +5,8 @@ use crate::control::{Control, Offer, Role};
 use crate::error::ClusterError;
 use crate::net::{Config, Controller, Event, Peer, Token};
 use crate::news::WorkerNews;
+use crate::serve;
 use crate::station::{PATIENCE, Station, dial};
-use crate::weights::model_of;
-use crate::{node1, node2};
 use glinthawk_compute::{CpuBackend, Isa, Threads};
 use glinthawk_flight::{Buffer, Pool};
 use std::collections::VecDeque;
@@ -77,20 +76,13 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         news: options.news,
         stash: Mutex::new(stash),
     });
-    let outcome = run(&station);
+    let outcome = serve::run(&station);
     if let Err(error) = &outcome {
         // If this does not get through either, the lost connection says enough.
         let _ = station.tell_dispatcher(&Control::Failed(error.to_string()));
     }
     station.controller.shutdown();
     outcome
-}
-
-fn run(station: &Arc<Station>) -> Result<(), ClusterError> {
-    match station.role.lane {
-        None => node1::run(station, &model_of(station)?),
-        Some(lane) => node2::run(station, lane),
-    }
 }
 
 fn wait_for_role(

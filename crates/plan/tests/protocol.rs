@@ -10,7 +10,7 @@ use glinthawk_plan::{
     Traffic, simulate,
 };
 use glinthawk_protocol::virtual_time::{self, Costs, Topology};
-use glinthawk_protocol::{DispatcherConfig, Merge, Prompt, Stage, Tier1Work};
+use glinthawk_protocol::{DispatcherConfig, Merge, Prompt, Stage};
 
 /// The most that the two may differ by.
 const TOLERANCE: f64 = 0.05;
@@ -27,9 +27,9 @@ impl Planned<'_> {
 }
 
 impl Costs for Planned<'_> {
-    fn tier1_ns(&mut self, slice: usize, work: &Tier1Work, rows: usize) -> u64 {
+    fn tier1_ns(&mut self, slice: usize, stage: Stage, rows: usize) -> u64 {
         let kernels = &self.0.slices[slice].tier1;
-        Self::ns(match work.stage {
+        Self::ns(match stage {
             Stage::Enter => kernels.pre(rows),
             Stage::Middle(_) => kernels.fused(rows),
             Stage::Exit if slice + 1 == self.0.slices.len() => {

@@ -1,9 +1,10 @@
 //! Dispatcher, Tier-1 node and Tier-2 node as state machines: no sockets, clocks, threads,
-//! randomness or kernels. Drivers elsewhere run them in a process or on a network; the one here
-//! runs them in virtual time.
+//! randomness or kernels. A [`Driver`] drives the nodes of a process. Here it runs in virtual time,
+//! elsewhere in a process or on a network.
 #![forbid(unsafe_code)]
 
 mod dispatcher;
+mod driver;
 mod histogram;
 mod message;
 mod prompt;
@@ -12,12 +13,13 @@ mod tier2;
 pub mod virtual_time;
 
 pub use dispatcher::{
-    Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats, Rejection,
-    Standing, lane_pages,
+    Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats,
+    OVERSUBSCRIPTION, Rejection, Standing, lane_pages,
 };
+pub use driver::{Compute, Driver, Outgoing, Started};
 pub use glinthawk_flight::{Generated, PAGE_POSITIONS, Sample, ShardId, StepId};
 pub use histogram::Histogram;
-pub use message::{Attend, Attended, Home, Launch, Merge};
+pub use message::{Attend, Attended, Home, Launch, Merge, NodeId, Parcel};
 pub use prompt::{Completion, Finish, Prompt, PromptId, Sampling};
-pub use tier1::{Stage, Tier1Action, Tier1Node, Tier1Work};
-pub use tier2::{Tier2Error, Tier2Node};
+pub use tier1::{Stage, Task, Tier1Node, Tier1Work};
+pub use tier2::{Tier2Error, Tier2Node, Tier2Work};

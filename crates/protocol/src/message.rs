@@ -1,5 +1,5 @@
-//! What travels between dispatcher and nodes. Payloads (activations) are the driver's business:
-//! the state machines only say whose payload goes where.
+//! What travels between dispatcher and nodes. Payloads (activations) are the kernels' business: the
+//! protocol only says whose payload goes where.
 
 use glinthawk_flight::{Generated, Row, Sample, StepId};
 
@@ -50,4 +50,40 @@ pub struct Attended {
     pub step: StepId,
     /// Layer, counted from the slice's first.
     pub layer: u32,
+}
+
+/// A message with the payload that travels beside it.
+#[derive(Clone, Debug)]
+pub enum Parcel<P> {
+    /// Into a slice, with the residual; from the dispatcher it has none.
+    Launch(Launch, P),
+    /// To attention, with q, k, v.
+    Attend(Attend, P),
+    /// Back from it, with its output.
+    Attended(Attended, P),
+    /// To the dispatcher.
+    Home(Home),
+}
+
+impl<P> Parcel<P> {
+    /// The step it belongs to.
+    pub fn step(&self) -> StepId {
+        match self {
+            Self::Launch(launch, _) => launch.step,
+            Self::Attend(attend, _) => attend.step,
+            Self::Attended(attended, _) => attended.step,
+            Self::Home(home) => home.step,
+        }
+    }
+}
+
+/// Whom a parcel is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NodeId {
+    /// The dispatcher.
+    Dispatcher,
+    /// The Tier-1 node of a slice.
+    Tier1(usize),
+    /// The Tier-2 node of a slice and lane.
+    Tier2(usize, u32),
 }

@@ -1,26 +1,41 @@
 //! A Tier-1 node: queues the steps that are ready at each layer and merges what is ready into
 //! batches, deepest layer first, without waiting for anyone. It keeps no prompts and no context.
 
-use crate::message::{Attend, Attended, Launch, Merge};
-use glinthawk_flight::{Row, Sample, ShardId, StepId};
+use crate::message::{Attend, Attended, Home, Launch, Merge, Parcel};
+use glinthawk_flight::{Generated, ShardId, StepId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-/// What a Tier-1 node wants done.
+/// A step that Tier 1 works on.
 #[derive(Debug)]
-pub enum Tier1Action<P> {
-    /// Send the rows with their q, k, v to the attention worker of the shard's lane.
-    Attend(Attend),
-    /// The shard left the slice: to the next slice with its residual, or home with its tokens.
-    Leave(Launch, P),
+pub struct Task<P> {
+    /// The step's rows and samples.
+    pub launch: Launch,
+    /// What the kernels take: the residual of a hop, or attention output. Then what they made: q, k, v,
+    /// or the residual of a hop.
+    pub payload: P,
+    /// The tokens of the samples, once the last slice has made them.
+    pub tokens: Option<Vec<Generated>>,
 }
 
-/// A batch of steps at the same point of the slice.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tier1Work {
+/// A batch of steps at the same point of the slice, of which no two are of one shard.
+#[derive(Debug)]
+pub struct Tier1Work<P> {
     /// What is to be computed.
     pub stage: Stage,
-    /// For whom; no two are of one shard.
-    pub steps: Vec<StepId>,
+    /// For whom.
+    pub tasks: Vec<Task<P>>,
+}
+
+impl<P> Tier1Work<P> {
+    /// Rows of all steps.
+    pub fn rows(&self) -> usize {
+        self.tasks.iter().map(|task| task.launch.rows.len()).sum()
+    }
+
+    /// Samples of all steps.
+    pub fn samples(&self) -> usize {
+        self.tasks.iter().map(|task| task.launch.samples.len()).sum()
+    }
 }
 
 /// A point of the slice at which rows wait for Tier 1. Later is deeper.
@@ -34,28 +49,34 @@ pub enum Stage {
     Exit,
 }
 
+/// A shard's newest step that came.
 struct Visitor<P> {
-    launch: Launch,
-    /// What the driver keeps for the step: it goes when the step does.
-    payload: P,
+    epoch: u64,
     /// The stage the step waits for, is computed at, or comes to next.
     stage: Stage,
-    /// The layer whose attention output is awaited; `None` while Tier 1 works on the step.
-    awaits: Option<u32>,
+    state: State<P>,
 }
 
-/// The state machine; see the module's head. `P` is what its driver keeps for a step in the slice.
-pub struct Tier1Node<P = ()> {
+enum State<P> {
+    /// It waits for Tier 1.
+    Ready(Task<P>),
+    /// It is in the work that was started.
+    Computing,
+    /// The attention output of this layer is awaited.
+    Attending(Launch, u32),
+    /// It has left the slice.
+    Gone,
+}
+
+/// The state machine; see the module's head. `P` is what travels beside a message.
+pub struct Tier1Node<P> {
     layers: u32,
     /// Rows in one batch at most; a single shard is never larger.
     rows_max: usize,
     merge: Merge,
-    /// The steps in the slice: one of each shard, the newest that came.
     visitors: HashMap<ShardId, Visitor<P>>,
-    /// The newest epoch of each shard that ever came.
-    newest: HashMap<ShardId, u64>,
-    ready: BTreeMap<Stage, VecDeque<StepId>>,
-    computing: Option<Tier1Work>,
+    ready: BTreeMap<Stage, VecDeque<ShardId>>,
+    computing: bool,
     lost_lanes: BTreeSet<u32>,
 }
 
@@ -68,58 +89,26 @@ impl<P> Tier1Node<P> {
             rows_max,
             merge,
             visitors: HashMap::new(),
-            newest: HashMap::new(),
             ready: BTreeMap::new(),
-            computing: None,
+            computing: false,
             lost_lanes: BTreeSet::new(),
         }
-    }
-
-    /// Layers of the slice.
-    pub fn layers(&self) -> u32 {
-        self.layers
-    }
-
-    /// Rows of a step that is in the slice.
-    pub fn rows(&self, step: StepId) -> &[Row] {
-        &self.here(step).launch.rows
-    }
-
-    /// Samples of a step that is in the slice.
-    pub fn samples(&self, step: StepId) -> &[Sample] {
-        &self.here(step).launch.samples
-    }
-
-    /// The payload of a step that is in the slice.
-    pub fn payload(&mut self, step: StepId) -> &mut P {
-        &mut self.visitor(step).expect("the step is in the slice").payload
-    }
-
-    fn here(&self, step: StepId) -> &Visitor<P> {
-        let visitor = self.visitors.get(&step.shard).expect("the shard is in the slice");
-        assert_eq!(visitor.launch.step, step, "another step of the shard is in the slice");
-        visitor
-    }
-
-    /// A step, unless it has left or a newer one took its place.
-    fn visitor(&mut self, step: StepId) -> Option<&mut Visitor<P>> {
-        self.visitors.get_mut(&step.shard).filter(|visitor| visitor.launch.step == step)
     }
 
     /// Takes in a step that enters the slice, from the dispatcher or from the previous slice. It takes
     /// the place of an older one of its shard, which is abandoned. `false`: it is old news itself.
     pub fn arrive(&mut self, launch: Launch, payload: P) -> bool {
-        let step = launch.step;
-        let newest = self.newest.entry(step.shard).or_default();
-        if step.epoch <= *newest || self.lost_lanes.contains(&step.shard.lane) {
+        let StepId { shard, epoch } = launch.step;
+        let newest = self.visitors.get(&shard).map_or(0, |visitor| visitor.epoch);
+        if epoch <= newest || self.lost_lanes.contains(&shard.lane) {
             return false;
         }
-        *newest = step.epoch;
-        let visitor = Visitor { launch, payload, stage: Stage::Enter, awaits: None };
-        if let Some(abandoned) = self.visitors.insert(step.shard, visitor) {
-            self.forget(&abandoned);
+        let state = State::Ready(Task { launch, payload, tokens: None });
+        let visitor = Visitor { epoch, stage: Stage::Enter, state };
+        if let Some(abandoned) = self.visitors.insert(shard, visitor) {
+            self.forget(shard, &abandoned);
         }
-        self.ready.entry(Stage::Enter).or_default().push_back(step);
+        self.ready.entry(Stage::Enter).or_default().push_back(shard);
         true
     }
 
@@ -127,97 +116,121 @@ impl<P> Tier1Node<P> {
     pub fn lose_lane(&mut self, lane: u32) {
         self.lost_lanes.insert(lane);
         let lost = self.visitors.extract_if(|shard, _| shard.lane == lane);
-        for (_, abandoned) in lost.collect::<Vec<_>>() {
-            self.forget(&abandoned);
+        for (shard, abandoned) in lost.collect::<Vec<_>>() {
+            self.forget(shard, &abandoned);
         }
     }
 
-    /// Takes an abandoned step out of its queue.
-    fn forget(&mut self, abandoned: &Visitor<P>) {
-        let Some(queue) = self.ready.get_mut(&abandoned.stage) else { return };
-        queue.retain(|step| *step != abandoned.launch.step);
+    /// Takes an abandoned step of a shard out of its queue.
+    fn forget(&mut self, shard: ShardId, abandoned: &Visitor<P>) {
+        let State::Ready(_) = abandoned.state else { return };
+        let queue = self.ready.get_mut(&abandoned.stage).expect("what is ready is queued");
+        queue.retain(|queued| *queued != shard);
         if queue.is_empty() {
             self.ready.remove(&abandoned.stage);
         }
     }
 
-    /// A step's attention output is here: the payload to put it in. `None` if no step waits for
-    /// it, because its step was abandoned or it came before.
-    pub fn attended(&mut self, attended: &Attended) -> Option<&mut P> {
-        let visitor = self.visitor(attended.step)?;
-        if visitor.awaits != Some(attended.layer) {
-            return None;
-        }
-        visitor.awaits = None;
-        let stage = visitor.stage;
-        self.ready.entry(stage).or_default().push_back(attended.step);
-        Some(self.payload(attended.step))
+    /// The shard's visitor, if it is this step's.
+    fn visitor(&mut self, step: StepId) -> Option<&mut Visitor<P>> {
+        self.visitors.get_mut(&step.shard).filter(|visitor| visitor.epoch == step.epoch)
     }
 
-    /// The work that [`Tier1Node::start`] gave is done; appends what follows. A step that was abandoned
-    /// in the meantime has no followers.
-    pub fn computed(&mut self, actions: &mut Vec<Tier1Action<P>>) {
-        let work = self.computing.take().expect("nothing was being computed");
+    /// Takes a step's attention output. `false`: no step waits for it, because its step was abandoned
+    /// or it came before.
+    pub fn attended(&mut self, attended: Attended, payload: P) -> bool {
+        let Attended { step, layer } = attended;
+        let Some(visitor) = self.visitor(step) else { return false };
+        match std::mem::replace(&mut visitor.state, State::Computing) {
+            State::Attending(launch, awaited) if awaited == layer => {
+                visitor.state = State::Ready(Task { launch, payload, tokens: None });
+                let stage = visitor.stage;
+                self.ready.entry(stage).or_default().push_back(step.shard);
+                true
+            }
+            other => {
+                visitor.state = other;
+                false
+            }
+        }
+    }
+
+    /// The work that [`Tier1Node::start`] gave is done; gives each of the parcels that follow, with the
+    /// rows of its step. A step that was abandoned in the meantime has no followers.
+    pub fn computed(&mut self, work: Tier1Work<P>, mut follows: impl FnMut(usize, Parcel<P>)) {
+        assert!(std::mem::take(&mut self.computing), "nothing was being computed");
         let layers = self.layers;
-        for step in work.steps {
+        for Task { launch, payload, tokens } in work.tasks {
+            let step = launch.step;
             let Some(visitor) = self.visitor(step) else { continue };
+            let rows = launch.rows.len();
             let layer = match work.stage {
                 Stage::Enter => 0,
                 Stage::Middle(layer) => layer + 1,
                 Stage::Exit => {
-                    let visitor = self.visitors.remove(&step.shard).expect("it was found above");
-                    actions.push(Tier1Action::Leave(visitor.launch, visitor.payload));
+                    visitor.state = State::Gone;
+                    let parcel = match tokens {
+                        Some(tokens) => Parcel::Home(Home { step, tokens }),
+                        None => Parcel::Launch(launch, payload),
+                    };
+                    follows(rows, parcel);
                     continue;
                 }
             };
-            visitor.awaits = Some(layer);
+            let attend = Attend { step, layer, rows: launch.rows.clone() };
+            visitor.state = State::Attending(launch, layer);
             visitor.stage = if layer + 1 == layers { Stage::Exit } else { Stage::Middle(layer) };
-            let rows = visitor.launch.rows.clone();
-            actions.push(Tier1Action::Attend(Attend { step, layer, rows }));
+            follows(rows, Parcel::Attend(attend, payload));
         }
     }
 
     /// The next work, if nothing is being computed: the deepest batch that is ready. Call it after
     /// everything that arrived was taken in: batches are then larger.
-    pub fn start(&mut self) -> Option<Tier1Work> {
-        if self.computing.is_some() {
-            return None;
+    pub fn start(&mut self) -> Option<Tier1Work<P>> {
+        let mut deepest = self.ready.keys().next_back().copied().filter(|_| !self.computing);
+        while let Some(stage) = deepest {
+            let tasks = self.batch(stage);
+            if !tasks.is_empty() {
+                self.computing = true;
+                return Some(Tier1Work { stage, tasks });
+            }
+            deepest = self.ready.range(..stage).next_back().map(|(stage, _)| *stage);
         }
-        let stages: Vec<Stage> = self.ready.keys().rev().copied().collect();
-        let work = stages.into_iter().find_map(|stage| self.batch(stage))?;
-        self.computing = Some(work.clone());
-        Some(work)
+        None
     }
 
     /// Takes what may be computed now at a stage, up to a batch, oldest first.
-    fn batch(&mut self, stage: Stage) -> Option<Tier1Work> {
-        let mut steps = Vec::new();
+    fn batch(&mut self, stage: Stage) -> Vec<Task<P>> {
+        let mut tasks = Vec::new();
         let mut left = VecDeque::new();
         let mut rows = 0;
-        for step in self.ready.remove(&stage)? {
-            let rows_with = rows + self.rows(step).len();
-            let fits = steps.is_empty() || rows_with <= self.rows_max;
-            if fits && self.may_start(step) {
-                steps.push(step);
+        for shard in self.ready.remove(&stage).expect("the caller found it") {
+            let may_start = self.may_start(shard, stage);
+            let state = &mut self.visitors.get_mut(&shard).expect("queued").state;
+            let State::Ready(task) = state else { unreachable!("what is queued is ready") };
+            let rows_with = rows + task.launch.rows.len();
+            if !may_start || !(tasks.is_empty() || rows_with <= self.rows_max) {
+                left.push_back(shard);
+            } else if let State::Ready(task) = std::mem::replace(state, State::Computing) {
+                tasks.push(task);
                 rows = rows_with;
-            } else {
-                left.push_back(step);
             }
         }
         if !left.is_empty() {
             self.ready.insert(stage, left);
         }
-        (!steps.is_empty()).then_some(Tier1Work { stage, steps })
+        tasks
     }
 
-    /// Whether a step need not wait for others of its flight: none of them is behind it.
-    fn may_start(&self, step: StepId) -> bool {
-        let stage = self.here(step).stage;
-        let mut flight =
-            self.visitors.iter().filter(|(other, _)| other.flight == step.shard.flight);
+    /// Whether a shard that waits for a stage need not wait for others of its flight: none of them is
+    /// behind it.
+    fn may_start(&self, shard: ShardId, stage: Stage) -> bool {
+        let mut flight = self.visitors.iter().filter(|(other, _)| other.flight == shard.flight);
         self.merge == Merge::Ready
-            || flight.all(|(_, other)| {
-                other.stage > stage || (other.stage == stage && other.awaits.is_none())
+            || flight.all(|(_, other)| match other.state {
+                State::Gone => true,
+                State::Attending(..) => other.stage > stage,
+                State::Ready(_) | State::Computing => other.stage >= stage,
             })
     }
 }

@@ -1,7 +1,8 @@
-//! A Tier-2 node: page tables and a queue of rows to attend. It knows no weights, no sampling and
-//! no prompts; slots and pages are numbers that the dispatcher chose.
+//! A Tier-2 node: a queue of rows to attend, and how far every slot's page table reaches, to check them. It
+//! knows no weights, no sampling and no prompts; slots and pages are numbers that the dispatcher chose.
+//! The tables themselves are the kernels'.
 
-use crate::message::{Attend, Attended};
+use crate::message::{Attend, Attended, Parcel};
 use glinthawk_flight::{PAGE_POSITIONS, Row, ShardId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -33,24 +34,33 @@ impl std::fmt::Display for Tier2Error {
 
 impl std::error::Error for Tier2Error {}
 
+/// Rows that are attended.
+#[derive(Debug)]
+pub struct Tier2Work<P> {
+    /// The rows.
+    pub attend: Attend,
+    /// Their q, k, v; then the attention output.
+    pub payload: P,
+}
+
 #[derive(Clone, Default)]
 struct Slot {
-    /// The page of every 16 positions.
-    pages: Vec<u32>,
+    /// Pages in its table.
+    pages: u32,
     /// The last message whose rows were checked against this slot.
     checked_by: u64,
 }
 
 /// The state machine; see the module's head. `P` is what travels beside a message.
-pub struct Tier2Node<P = ()> {
+pub struct Tier2Node<P> {
     pages: u32,
     slots: Vec<Slot>,
     /// The epoch and layer of the last message of each shard. What is not later than that belongs to an
     /// abandoned step or came before, and its pages may be another prompt's by now.
     newest: HashMap<ShardId, (u64, u32)>,
     messages: u64,
-    ready: BTreeMap<u32, VecDeque<(Attend, P)>>,
-    computing: Option<Attended>,
+    ready: BTreeMap<u32, VecDeque<Tier2Work<P>>>,
+    computing: bool,
 }
 
 impl<P> Tier2Node<P> {
@@ -62,13 +72,8 @@ impl<P> Tier2Node<P> {
             newest: HashMap::new(),
             messages: 0,
             ready: BTreeMap::new(),
-            computing: None,
+            computing: false,
         }
-    }
-
-    /// The pages of positions `0..=position` of a row that is being computed.
-    pub fn pages(&self, row: &Row) -> &[u32] {
-        &self.slots[row.slot as usize].pages[..=(row.position / PAGE_POSITIONS) as usize]
     }
 
     /// Takes rows to attend. `false`: they are old news, and no page was touched for them.
@@ -83,37 +88,37 @@ impl<P> Tier2Node<P> {
         }
         self.newest.insert(attend.step.shard, (attend.step.epoch, attend.layer));
         for row in &attend.rows {
-            self.bind(row);
+            // Position 0 starts the slot again. That is how a slot is released without a message.
+            self.slots[row.slot as usize].pages = row.position / PAGE_POSITIONS + 1;
         }
-        self.ready.entry(attend.layer).or_default().push_back((attend, payload));
+        self.ready.entry(attend.layer).or_default().push_back(Tier2Work { attend, payload });
         Ok(true)
     }
 
     /// Forgets the rows of a shard that wait.
     fn abandon(&mut self, shard: ShardId) {
         self.ready.retain(|_, queue| {
-            queue.retain(|(attend, _)| attend.step.shard != shard);
+            queue.retain(|work| work.attend.step.shard != shard);
             !queue.is_empty()
         });
     }
 
     /// The next rows to append and attend, if nothing is being computed: the deepest that wait.
-    pub fn start(&mut self) -> Option<(Attend, P)> {
-        if self.computing.is_some() {
-            return None;
-        }
-        let mut queue = self.ready.last_entry()?;
-        let (attend, payload) = queue.get_mut().pop_front().expect("empty queues are removed");
+    pub fn start(&mut self) -> Option<Tier2Work<P>> {
+        let mut queue = self.ready.last_entry().filter(|_| !self.computing)?;
+        let work = queue.get_mut().pop_front();
         if queue.get().is_empty() {
             queue.remove();
         }
-        self.computing = Some(Attended { step: attend.step, layer: attend.layer });
-        Some((attend, payload))
+        self.computing = true;
+        work
     }
 
-    /// The rows that [`Tier2Node::start`] gave are attended; returns the answers to send.
-    pub fn computed(&mut self) -> Attended {
-        self.computing.take().expect("nothing was being computed")
+    /// The rows that [`Tier2Node::start`] gave are attended; gives the answer to send.
+    pub fn computed(&mut self, work: Tier2Work<P>) -> Parcel<P> {
+        assert!(std::mem::take(&mut self.computing), "nothing was being computed");
+        let Attend { step, layer, .. } = work.attend;
+        Parcel::Attended(Attended { step, layer }, work.payload)
     }
 
     /// Whether every row can be entered into its slot's table, as it will be when the rows before it are.
@@ -131,20 +136,12 @@ impl<P> Tier2Node<P> {
                 }
                 Some(_) => {}
                 None if slot.checked_by == self.messages => return Err(Tier2Error::Disorder(*row)),
-                None if index as usize > slot.pages.len() => return Err(Tier2Error::Gap(*row)),
+                None if index > slot.pages => return Err(Tier2Error::Gap(*row)),
                 None => slot.checked_by = self.messages,
             }
             before = Some(row);
         }
         Ok(())
-    }
-
-    /// Enters a row's page into its slot's table. Position 0 starts the slot again. That is how a
-    /// slot is released without a message.
-    fn bind(&mut self, row: &Row) {
-        let pages = &mut self.slots[row.slot as usize].pages;
-        pages.truncate((row.position / PAGE_POSITIONS) as usize);
-        pages.push(row.page);
     }
 }
 
@@ -168,7 +165,7 @@ mod tests {
             let good = [row(0, 0, 4), row(1, 0, 5)];
             assert_eq!(node.take(attend(1, 0, &good), ()), Ok(true));
             assert_eq!(node.take(attend(1, 1, rows), ()), Err(expected));
-            assert_eq!((node.pages(&good[0]), node.pages(&good[1])), (&[4][..], &[5][..]));
+            assert_eq!((node.slots[0].pages, node.slots[1].pages), (1, 1));
             assert_eq!(node.take(attend(1, 1, &good), ()), Ok(true), "the right one still counts");
         };
         let bad = row(2, 0, 0);
@@ -194,9 +191,9 @@ mod tests {
         assert_eq!(node.take(attend(3, 0, &[row(0, 0, 5)]), "late"), Ok(false));
         assert_eq!(node.take(attend(4, 0, &[row(0, 0, 6)]), "new"), Ok(true));
         assert_eq!(node.take(attend(3, 2, &[row(0, 0, 7)]), "stale"), Ok(false));
-        assert_eq!(node.pages(&row(0, 0, 6)), [6], "only the new one's page is bound");
-        assert_eq!(node.start().map(|(_, payload)| payload), Some("new"));
-        assert_eq!(node.computed().step.epoch, 4);
+        let work = node.start().expect("the new one waits");
+        assert_eq!(work.payload, "new");
+        assert_eq!(node.computed(work).step().epoch, 4);
         assert!(node.start().is_none(), "the old one is gone");
     }
 }

@@ -9,9 +9,7 @@ use glinthawk_flight::Row;
 use glinthawk_protocol::virtual_time::{
     Costs, Death, Garble, Link, Mishap, Report, Stop, Topology, model, run,
 };
-use glinthawk_protocol::{
-    Completion, DispatcherConfig, Finish, Merge, Prompt, Sampling, Tier1Work,
-};
+use glinthawk_protocol::{Completion, DispatcherConfig, Finish, Merge, Prompt, Sampling, Stage};
 use std::collections::BTreeMap;
 
 /// A small seeded generator (splitmix64).
@@ -46,7 +44,7 @@ struct RandomCosts {
 }
 
 impl Costs for RandomCosts {
-    fn tier1_ns(&mut self, _slice: usize, _work: &Tier1Work, rows: usize) -> u64 {
+    fn tier1_ns(&mut self, _slice: usize, _stage: Stage, rows: usize) -> u64 {
         self.random.within(1, 50) + rows as u64
     }
 

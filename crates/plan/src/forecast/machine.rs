@@ -1,31 +1,24 @@
-//! The driver: the real dispatcher and nodes over forecast kernels, links and cores.
+//! The transport and the clock of a forecast: the real dispatcher and nodes over forecast kernels, links and cores.
 
 use super::cores::{Core, Turn};
+use super::network::{Network, Way};
+use super::processes::{Nodes, processes};
 use super::{Deployment, Forecast, Place};
-use crate::calculus::Traffic;
 use crate::heap::{Heap, time_key, time_of};
 use crate::profile::Overheads;
 use crate::random::Random;
 use crate::trace::{Span, Trace};
 use crate::workload::Length;
 use glinthawk_protocol::{
-    Attend, Attended, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Generated,
-    Home, Launch, Merge, Prompt, ShardId, Stage, Tier1Action, Tier1Node, Tier1Work, Tier2Node,
+    Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Launch, NodeId,
+    OVERSUBSCRIPTION, Parcel, Prompt, ShardId, Stage, Started, Tier1Work,
 };
 
-/// Bytes of a message before its rows.
-const HEADER_BYTES: f64 = 64.0;
-/// Bytes of a row's entry in a message's table.
-const ROW_ENTRY_BYTES: f64 = 12.0;
 /// After this many events, the rest of a job is assumed to continue at the same pace.
 const EVENTS_MAX: u64 = 200_000_000;
 
-enum Message {
-    Launch { slice: usize, launch: Launch },
-    Attend { slice: usize, attend: Attend },
-    Attended { slice: usize, attended: Attended },
-    Home(Home),
-}
+/// The seed of the waits for a core.
+const SEED: u64 = 1;
 
 /// What follows a task of a core.
 #[derive(Clone, Copy)]
@@ -52,42 +45,36 @@ enum Event {
     Computed(usize),
 }
 
-/// A message under way.
-struct Parcel {
-    message: Message,
+/// A parcel under way.
+struct Transit {
+    to: NodeId,
+    parcel: Parcel<()>,
     bytes: f64,
     /// Messages of the real engine that it stands for.
     count: f64,
     way: Way,
     to_core: usize,
-    /// The process that receives it; none is the dispatcher.
-    receiver: Option<usize>,
-}
-
-/// What a message crosses.
-#[derive(Clone, Copy)]
-enum Way {
-    /// Nothing: dispatcher and first slice are neighbours.
-    Near,
-    /// From a slice's Tier-1 node to an attention worker of its, or back.
-    Tiers { slice: usize, worker: usize, back: bool },
-    /// From a slice to the next.
-    Hop { slice: usize },
-    /// From the last slice to the dispatcher beside the first: delay without weight.
-    Home,
-}
-
-enum Work {
-    Tier1(usize, Tier1Work),
-    Tier2(usize, Attend),
 }
 
 /// A process: it computes one thing at a time.
 struct Process {
     core: usize,
-    work: Option<(Work, f64)>,
+    nodes: Nodes,
+    /// What it computes, and since when.
+    work: Option<(Started<()>, f64)>,
     /// Whether it is about to look for work.
     called: bool,
+}
+
+/// The step of a shard that is in the air.
+#[derive(Clone, Default)]
+struct Shard {
+    rows: usize,
+    /// Seconds of one layer's attention.
+    attention: f64,
+    launched: Option<f64>,
+    /// When it became ready where it is: for weights, for attention.
+    ready: [f64; 2],
 }
 
 pub(super) struct Machine<'a> {
@@ -98,28 +85,17 @@ pub(super) struct Machine<'a> {
     now: f64,
     sequence: u64,
     events: Heap<Event>,
-    parcels: Vec<Option<Parcel>>,
-    parcels_free: Vec<usize>,
-    /// When each attention worker's link is free, out and back; (slice, lane), row-major.
-    links: Vec<[f64; 2]>,
-    /// When each Tier-1 node's port to Tier 2 is free, out and back.
-    ports: Vec<[f64; 2]>,
-    /// When each slice's link to the next is free.
-    hops: Vec<f64>,
+    transits: Vec<Option<Transit>>,
+    transits_free: Vec<usize>,
+    network: Network,
     cores: Vec<Core<After>>,
     processes: Vec<Process>,
     dispatcher: Dispatcher,
-    tier1: Vec<Tier1Node>,
-    /// (slice, lane), row-major
-    tier2: Vec<Tier2Node>,
     lengths: std::slice::Iter<'a, Length>,
     /// Layers that one simulated layer of each slice stands for.
     grains: Vec<f64>,
-    /// Seconds of one layer's attention of each shard in the air.
-    attention: Vec<f64>,
-    launched: Vec<Option<f64>>,
-    /// When each shard became ready where it is: for weights, for attention.
-    ready: Vec<[f64; 2]>,
+    /// (flight, lane), row-major
+    shards: Vec<Shard>,
     random: Random,
     forecast: Forecast,
     trace: Option<&'a mut Trace>,
@@ -132,22 +108,21 @@ impl<'a> Machine<'a> {
         grain: usize,
         trace: Option<&'a mut Trace>,
     ) -> Self {
-        let slices = deployment.slices.len();
-        let simulated = |layers: &usize| layers.div_ceil(grain);
-        let shards = deployment.flights as usize * deployment.lanes();
-        let lanes = deployment.lanes();
-        let processes = match deployment.place {
-            Place::OneProcess { .. } => 1,
-            _ => slices * (1 + deployment.tier2),
-        };
+        let (slices, lanes) = (deployment.slices.len(), deployment.lanes());
+        let hosted = processes(deployment, grain);
+        let processes = hosted.len();
         let cores = match deployment.place {
             Place::OneProcess { .. } => 1,
             Place::SharedCores(cores) => cores.min(processes),
             // One more for the dispatcher.
             Place::OwnMachines => processes + 1,
         };
-        let merge = if deployment.whole_flights { Merge::WholeFlights } else { Merge::Ready };
-        let rows_max = deployment.batch as usize * lanes;
+        let process = |(index, nodes): (usize, _)| Process {
+            core: index % cores,
+            nodes,
+            work: None,
+            called: false,
+        };
         Self {
             deployment,
             apart: deployment.place == Place::OwnMachines
@@ -155,40 +130,28 @@ impl<'a> Machine<'a> {
             now: 0.0,
             sequence: 0,
             events: Heap::default(),
-            parcels: Vec::new(),
-            parcels_free: Vec::new(),
-            links: vec![[0.0; 2]; slices * lanes],
-            ports: vec![[0.0; 2]; slices],
-            hops: vec![0.0; slices],
+            transits: Vec::new(),
+            transits_free: Vec::new(),
+            network: Network::new(slices, lanes),
             cores: vec![Core::new(processes); cores],
-            processes: (0..processes)
-                .map(|index| Process { core: index % cores, work: None, called: false })
-                .collect(),
+            processes: hosted.into_iter().enumerate().map(process).collect(),
             dispatcher: Dispatcher::new(DispatcherConfig {
                 flights: deployment.flights,
                 batch: deployment.batch,
                 chunk: deployment.chunk,
                 lane_pages: vec![deployment.lane_pages; lanes],
                 context_max: deployment.context_max,
-                oversubscription: 3.0,
-                merge,
+                oversubscription: OVERSUBSCRIPTION,
+                merge: deployment.merge(),
             }),
-            tier1: deployment
-                .slices
-                .iter()
-                .map(|layers| Tier1Node::new(simulated(layers) as u32, rows_max, merge))
-                .collect(),
-            tier2: (0..slices * lanes).map(|_| Tier2Node::new(0, deployment.lane_pages)).collect(),
             lengths: lengths.iter(),
             grains: deployment
                 .slices
                 .iter()
-                .map(|layers| *layers as f64 / simulated(layers) as f64)
+                .map(|layers| *layers as f64 / layers.div_ceil(grain) as f64)
                 .collect(),
-            attention: vec![0.0; shards],
-            launched: vec![None; shards],
-            ready: vec![[0.0; 2]; shards],
-            random: Random::new(1),
+            shards: vec![Shard::default(); deployment.flights as usize * lanes],
+            random: Random::new(SEED),
             forecast: Forecast { layers_as_one: grain, ..Forecast::new(slices, slices * lanes) },
             trace,
         }
@@ -244,8 +207,9 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn shard(&self, shard: ShardId) -> usize {
-        shard.flight as usize * self.deployment.lanes() + shard.lane as usize
+    fn shard(&mut self, shard: ShardId) -> &mut Shard {
+        let lanes = self.deployment.lanes();
+        &mut self.shards[shard.flight as usize * lanes + shard.lane as usize]
     }
 
     fn urgent(&mut self, core: usize, seconds: f64, after: After) {
@@ -259,12 +223,12 @@ impl<'a> Machine<'a> {
 
     fn after(&mut self, after: After) {
         match after {
-            After::Sent(parcel) => self.sent(parcel),
-            After::Received(parcel) => {
-                let parcel = self.parcels[parcel].take().map(|held| (parcel, held));
-                let (index, held) = parcel.expect("a parcel is received once");
-                self.parcels_free.push(index);
-                self.handle(held.message);
+            After::Sent(transit) => self.sent(transit),
+            After::Received(index) => {
+                let Transit { to, parcel, .. } =
+                    self.transits[index].take().expect("a parcel is received once");
+                self.transits_free.push(index);
+                self.handle(to, parcel);
             }
             After::Computed(process) => self.computed(process),
         }
@@ -279,64 +243,48 @@ impl<'a> Machine<'a> {
         least.expect("there is a core")
     }
 
-    /// The process of an attention worker.
-    fn tier2_process(&self, slice: usize, lane: usize) -> usize {
-        let local = usize::from(self.deployment.local_lane);
-        match self.deployment.place {
-            Place::OneProcess { .. } => 0,
-            _ if lane < local => slice,
-            _ => self.tier1.len() + slice * self.deployment.tier2 + lane - local,
-        }
-    }
-
     fn in_one_process(&self) -> bool {
         matches!(self.deployment.place, Place::OneProcess { .. })
     }
 
-    fn tier1_process(&self, slice: usize) -> usize {
-        if self.in_one_process() { 0 } else { slice }
+    /// The process that hosts a node; none is the dispatcher.
+    fn process_of(&self, node: NodeId) -> Option<usize> {
+        let Deployment { slices, tier2, local_lane, .. } = self.deployment;
+        let local = usize::from(*local_lane);
+        match node {
+            NodeId::Dispatcher => None,
+            _ if self.in_one_process() => Some(0),
+            NodeId::Tier1(slice) => Some(slice),
+            NodeId::Tier2(slice, lane) if (lane as usize) < local => Some(slice),
+            NodeId::Tier2(slice, lane) => {
+                Some(slices.len() + slice * tier2 + lane as usize - local)
+            }
+        }
     }
 
-    /// Sends a message; one within a process is there at once.
-    fn send(&mut self, from: Option<usize>, to: Option<usize>, rows: usize, message: Message) {
-        if from == to || self.in_one_process() {
-            return match message {
-                // The dispatcher's own work takes time here too.
-                Message::Home(_) => {
-                    let work = self.dispatching(rows);
-                    let (way, receiver) = (Way::Near, None);
-                    let parcel =
-                        Parcel { message, bytes: 0.0, count: 1.0, way, to_core: 0, receiver };
-                    let parcel = self.parcel(parcel);
-                    self.urgent(0, work, After::Received(parcel));
-                }
-                message => self.handle(message),
-            };
+    /// Sends a parcel; one within a process is there at once.
+    fn send(&mut self, from: Option<usize>, to: NodeId, parcel: Parcel<()>) {
+        let rows = self.shard(parcel.step().shard).rows;
+        let receiver = self.process_of(to);
+        if from == receiver || self.in_one_process() {
+            if receiver.is_some() {
+                return self.handle(to, parcel);
+            }
+            // The dispatcher's own work takes time here too.
+            let work = self.dispatching(rows);
+            let way = Way::Near;
+            let transit = Transit { to, parcel, bytes: 0.0, count: 1.0, way, to_core: 0 };
+            let transit = self.transit(transit);
+            return self.urgent(0, work, After::Received(transit));
         }
-        let shape = &self.deployment.shape;
-        let traffic = Traffic::ResidualHome;
-        let lanes = self.deployment.lanes();
-        let tiers = |slice: usize, shard: ShardId, back: bool| {
-            let way = Way::Tiers { slice, worker: slice * lanes + shard.lane as usize, back };
-            (way, self.grains[slice])
+        let way = Way::of(self.deployment, to, &parcel);
+        let count = match way {
+            Way::Tiers { slice, .. } => self.grains[slice],
+            _ => 1.0,
         };
-        let (payload, (way, count)) = match &message {
-            Message::Attend { slice, attend } => {
-                (traffic.out_bytes(shape), tiers(*slice, attend.step.shard, false))
-            }
-            Message::Attended { slice, attended } => {
-                (traffic.back_bytes(shape), tiers(*slice, attended.step.shard, true))
-            }
-            Message::Launch { slice: 0, .. } => (0.0, (Way::Near, 1.0)),
-            Message::Launch { slice, .. } => {
-                (traffic.hop_bytes(shape), (Way::Hop { slice: slice - 1 }, 1.0))
-            }
-            Message::Home(_) if self.tier1.len() == 1 => (0.0, (Way::Near, 1.0)),
-            Message::Home(_) => (0.0, (Way::Home, 1.0)),
-        };
-        let bytes = count * (HEADER_BYTES + rows as f64 * (ROW_ENTRY_BYTES + payload));
-        match &message {
-            Message::Attended { .. } => self.forecast.tier2_bytes += bytes,
+        let bytes = count * way.bytes(&self.deployment.shape, rows);
+        match way {
+            Way::Tiers { back: true, .. } => self.forecast.tier2_bytes += bytes,
             _ if from.is_some() => self.forecast.tier1_bytes += bytes,
             _ => {}
         }
@@ -344,12 +292,11 @@ impl<'a> Machine<'a> {
             Some(process) => machine.processes[process].core,
             None => machine.dispatcher_core(),
         };
-        let (from_core, to_core) = (core_of(self, from), core_of(self, to));
+        let (from_core, to_core) = (core_of(self, from), core_of(self, receiver));
         let overheads = self.deployment.tier1.overheads();
         let seconds = count * overheads.message + overheads.byte * bytes;
-        let parcel = Parcel { message, bytes, count, way, to_core, receiver: to };
-        let parcel = self.parcel(parcel);
-        self.urgent(from_core, seconds, After::Sent(parcel));
+        let transit = self.transit(Transit { to, parcel, bytes, count, way, to_core });
+        self.urgent(from_core, seconds, After::Sent(transit));
     }
 
     fn dispatching(&self, rows: usize) -> f64 {
@@ -357,37 +304,22 @@ impl<'a> Machine<'a> {
         overheads.step + overheads.row * rows as f64
     }
 
-    fn parcel(&mut self, parcel: Parcel) -> usize {
-        let index = self.parcels_free.pop().unwrap_or(self.parcels.len());
-        if index == self.parcels.len() {
-            self.parcels.push(None);
+    fn transit(&mut self, transit: Transit) -> usize {
+        let index = self.transits_free.pop().unwrap_or(self.transits.len());
+        if index == self.transits.len() {
+            self.transits.push(None);
         }
-        self.parcels[index] = Some(parcel);
+        self.transits[index] = Some(transit);
         index
     }
 
+    fn under_way(&self, index: usize) -> &Transit {
+        self.transits[index].as_ref().expect("a parcel under way")
+    }
+
     fn sent(&mut self, index: usize) {
-        let Parcel { bytes, count, way, .. } =
-            *self.parcels[index].as_ref().expect("a parcel under way");
-        let Deployment { delay, bandwidth, port, hop, .. } = self.deployment;
-        let at = match way {
-            Way::Near => self.now,
-            Way::Home => self.now + hop.rtt / 2.0,
-            Way::Hop { slice } => {
-                let free = &mut self.hops[slice];
-                *free = free.max(self.now) + bytes / hop.bandwidth;
-                *free + hop.rtt / 2.0
-            }
-            // What leaves one end arrives at the other at once: the slower end decides.
-            Way::Tiers { slice, worker, back } => {
-                let near = &mut self.ports[slice][usize::from(back)];
-                let far = &mut self.links[worker][usize::from(back)];
-                let begins = if back { far.max(self.now) } else { near.max(self.now) };
-                *near = near.max(begins) + bytes / port;
-                *far = far.max(begins) + bytes / bandwidth;
-                near.max(*far) + count * delay
-            }
-        };
+        let &Transit { bytes, count, way, .. } = self.under_way(index);
+        let at = self.network.cross(self.deployment, way, self.now, bytes, count);
         self.schedule(at, Event::Arrived(index));
     }
 
@@ -398,14 +330,14 @@ impl<'a> Machine<'a> {
         if overheads.wake == 0.0 && overheads.crowded == 0.0 {
             return self.admitted(index);
         }
-        let parcel = self.parcels[index].as_ref().expect("a parcel under way");
-        let (core, receiver) = (parcel.to_core, parcel.receiver);
+        let &Transit { to, to_core: core, count, .. } = self.under_way(index);
+        let receiver = self.process_of(to);
         let others = self.processes.iter().enumerate().any(|(index, process)| {
             process.core == core && Some(index) != receiver && process.work.is_some()
         });
         let mean = match (self.cores[core].is_idle(), others) {
-            (true, _) => parcel.count * overheads.wake,
-            (false, true) => parcel.count * overheads.crowded,
+            (true, _) => count * overheads.wake,
+            (false, true) => count * overheads.crowded,
             (false, false) => 0.0,
         };
         let wait = -mean * (1.0 - self.random.unit()).ln();
@@ -413,50 +345,35 @@ impl<'a> Machine<'a> {
     }
 
     fn admitted(&mut self, index: usize) {
-        let parcel = self.parcels[index].as_ref().expect("a parcel under way");
+        let Transit { parcel, bytes, count, to_core, .. } = self.under_way(index);
         let overheads = self.deployment.tier1.overheads();
-        let mut seconds = parcel.count * overheads.message + overheads.byte * parcel.bytes;
-        let core = parcel.to_core;
-        if let Message::Home(home) = &parcel.message {
+        let mut seconds = count * overheads.message + overheads.byte * bytes;
+        let core = *to_core;
+        if let Parcel::Home(home) = parcel {
             seconds += self.dispatching(home.tokens.len());
         }
         self.urgent(core, seconds, After::Received(index));
     }
 
-    fn handle(&mut self, message: Message) {
-        match message {
-            Message::Launch { slice, launch } => {
-                let shard = self.shard(launch.step.shard);
-                self.ready[shard][0] = self.now;
-                self.tier1[slice].arrive(launch, ());
-                self.wake(self.tier1_process(slice));
-            }
-            Message::Attend { slice, attend } => {
-                let lane = attend.step.shard.lane as usize;
-                let shard = self.shard(attend.step.shard);
-                self.ready[shard][1] = self.now;
-                let worker = slice * self.deployment.lanes() + lane;
-                // Its page tables are not needed, and entering every row on every layer would take most of the time.
-                let attend = Attend { rows: Vec::new(), ..attend };
-                self.tier2[worker].take(attend, ()).expect("nothing to enter");
-                self.wake(self.tier2_process(slice, lane));
-            }
-            Message::Attended { slice, attended } => {
-                let shard = self.shard(attended.step.shard);
-                self.ready[shard][0] = self.now;
-                self.tier1[slice].attended(&attended);
-                self.wake(self.tier1_process(slice));
-            }
-            Message::Home(home) => {
-                let shard = self.shard(home.step.shard);
-                if let Some(launched) = self.launched[shard].take() {
-                    self.forecast.steps += 1;
-                    self.forecast.step_seconds += self.now - launched;
-                }
-                self.dispatch(DispatcherEvent::Home(home));
-                self.feed();
-            }
+    fn handle(&mut self, to: NodeId, mut parcel: Parcel<()>) {
+        let now = self.now;
+        let shard = self.shard(parcel.step().shard);
+        match &mut parcel {
+            // Its page tables are not needed, and entering every row on every layer would take most of the time.
+            Parcel::Attend(attend, ()) => (shard.ready[1], attend.rows) = (now, Vec::new()),
+            _ => shard.ready[0] = now,
         }
+        if let Parcel::Home(home) = parcel {
+            if let Some(launched) = shard.launched.take() {
+                self.forecast.steps += 1;
+                self.forecast.step_seconds += now - launched;
+            }
+            self.dispatch(DispatcherEvent::Home(home));
+            return self.feed();
+        }
+        let process = self.process_of(to).expect("nodes have processes");
+        self.processes[process].nodes.deliver(parcel).expect("there are no rows to refuse");
+        self.wake(process);
     }
 
     /// Submits prompts while the dispatcher wants some, and launches.
@@ -480,12 +397,10 @@ impl<'a> Machine<'a> {
         self.dispatcher.fill(&mut actions);
         for action in actions {
             if let DispatcherAction::Launch(launch) = action {
+                let (attention, launched) = (self.attention_seconds(&launch), Some(self.now));
                 let shard = self.shard(launch.step.shard);
-                self.attention[shard] = self.attention_seconds(&launch);
-                self.launched[shard] = Some(self.now);
-                let rows = launch.rows.len();
-                let to = Some(self.tier1_process(0));
-                self.send(None, to, rows, Message::Launch { slice: 0, launch });
+                *shard = Shard { rows: launch.rows.len(), attention, launched, ..Shard::default() };
+                self.send(None, NodeId::Tier1(0), Parcel::Launch(launch, ()));
             }
         }
     }
@@ -544,111 +459,77 @@ impl<'a> Machine<'a> {
         self.cores[core].compute(seconds, After::Computed(process));
     }
 
-    fn next_work(&mut self, process: usize) -> Option<(Work, f64)> {
-        let slices = self.tier1.len();
-        if self.in_one_process() {
-            return self.tier2_work(0, 0).or_else(|| self.tier1_work(0));
-        }
-        if process < slices {
-            let own = self.tier1_work(process);
-            let local = self.deployment.local_lane;
-            return own.or_else(|| local.then(|| self.tier2_work(process, 0)).flatten());
-        }
-        let index = process - slices;
-        let local = usize::from(self.deployment.local_lane);
-        let (slice, lane) = (index / self.deployment.tier2, index % self.deployment.tier2 + local);
-        self.tier2_work(slice, lane)
+    /// The next work of a process and its seconds.
+    fn next_work(&mut self, process: usize) -> Option<(Started<()>, f64)> {
+        let nodes = &mut self.processes[process].nodes;
+        let slice = nodes.slice;
+        let Ok(work) = nodes.start();
+        let work = work?;
+        let seconds = match &work {
+            Started::Tier1(work) => {
+                for task in &work.tasks {
+                    self.forecast.queueing_seconds +=
+                        self.now - self.shard(task.launch.step.shard).ready[0];
+                }
+                let rows = work.rows();
+                self.forecast.tier1_batches += 1;
+                self.forecast.tier1_rows += rows as u64;
+                self.tier1_seconds(slice, work, rows)
+            }
+            Started::Tier2(work) => {
+                let Shard { attention, ready, .. } = *self.shard(work.attend.step.shard);
+                self.forecast.queueing_seconds += self.now - ready[1];
+                self.grains[slice] * attention
+            }
+        };
+        Some((work, seconds))
     }
 
-    fn tier1_work(&mut self, slice: usize) -> Option<(Work, f64)> {
-        let work = self.tier1[slice].start()?;
-        let node = &self.tier1[slice];
-        let rows: usize = work.steps.iter().map(|step| node.rows(*step).len()).sum();
+    fn tier1_seconds(&self, slice: usize, work: &Tier1Work<()>, rows: usize) -> f64 {
         let kernels = &self.deployment.tier1;
         // Layers that this one also stands for lie half before its attention and half after.
         let grain = self.grains[slice];
         let more = if grain > 1.0 { (grain - 1.0) / 2.0 * kernels.fused(rows) } else { 0.0 };
-        let seconds = match work.stage {
+        match work.stage {
             Stage::Enter => kernels.pre(rows) + more,
             Stage::Middle(_) => grain * kernels.fused(rows),
-            Stage::Exit if slice + 1 < self.tier1.len() => kernels.post(rows) + more,
+            Stage::Exit if slice + 1 < self.deployment.slices.len() => kernels.post(rows) + more,
             Stage::Exit => {
-                let samples = work.steps.iter().map(|step| node.samples(*step).len()).sum();
                 let classify = match self.deployment.greedy {
-                    true => kernels.classify(samples),
-                    false => kernels.logits(samples),
+                    true => kernels.classify(work.samples()),
+                    false => kernels.logits(work.samples()),
                 };
                 kernels.post(rows) + more + classify
             }
-        };
-        for step in &work.steps {
-            let waited = self.now - self.ready[self.shard(step.shard)][0];
-            self.forecast.queueing_seconds += waited;
         }
-        self.forecast.tier1_batches += 1;
-        self.forecast.tier1_rows += rows as u64;
-        Some((Work::Tier1(slice, work), seconds))
-    }
-
-    fn tier2_work(&mut self, slice: usize, lane: usize) -> Option<(Work, f64)> {
-        let (attend, ()) = self.tier2[slice * self.deployment.lanes() + lane].start()?;
-        let shard = self.shard(attend.step.shard);
-        self.forecast.queueing_seconds += self.now - self.ready[shard][1];
-        let seconds = self.grains[slice] * self.attention[shard];
-        Some((Work::Tier2(slice, attend), seconds))
     }
 
     fn computed(&mut self, process: usize) {
         let (work, started) = self.processes[process].work.take().expect("it was computing");
+        let slice = self.processes[process].nodes.slice;
         let seconds = self.now - started;
-        match work {
-            Work::Tier1(slice, work) => {
+        match &work {
+            Started::Tier1(work) => {
                 self.forecast.tier1_seconds[slice] += seconds;
-                self.forecast.tier1_shard_seconds += seconds * work.steps.len() as f64;
-                self.record(Span::tier1(slice as u32), started, seconds, &work.steps[0].shard);
-                let mut actions = Vec::new();
-                self.tier1[slice].computed(&mut actions);
-                for action in actions {
-                    self.leave_tier1(slice, action);
-                }
+                self.forecast.tier1_shard_seconds += seconds * work.tasks.len() as f64;
+                let shard = work.tasks[0].launch.step.shard;
+                self.record(Span::tier1(slice as u32), started, seconds, shard);
             }
-            Work::Tier2(slice, attend) => {
-                let lane = attend.step.shard.lane as usize;
-                let worker = slice * self.deployment.lanes() + lane;
+            Started::Tier2(work) => {
+                let shard = work.attend.step.shard;
+                let worker = slice * self.deployment.lanes() + shard.lane as usize;
                 self.forecast.tier2_seconds[worker] += seconds;
-                self.record(Span::tier2(worker as u32), started, seconds, &attend.step.shard);
-                let attended = self.tier2[worker].computed();
-                let rows = self.tier1[slice].rows(attend.step).len();
-                let (from, to) = (self.tier2_process(slice, lane), self.tier1_process(slice));
-                let message = Message::Attended { slice, attended };
-                self.send(Some(from), Some(to), rows, message);
+                self.record(Span::tier2(worker as u32), started, seconds, shard);
             }
+        }
+        let mut outbox = Vec::new();
+        let Ok(()) = self.processes[process].nodes.finish(work, &mut outbox);
+        for outgoing in outbox {
+            self.send(Some(process), outgoing.to, outgoing.parcel);
         }
     }
 
-    fn leave_tier1(&mut self, slice: usize, action: Tier1Action<()>) {
-        let from = Some(self.tier1_process(slice));
-        match action {
-            Tier1Action::Attend(attend) => {
-                let to = Some(self.tier2_process(slice, attend.step.shard.lane as usize));
-                let rows = attend.rows.len();
-                self.send(from, to, rows, Message::Attend { slice, attend });
-            }
-            Tier1Action::Leave(launch, ()) if slice + 1 < self.tier1.len() => {
-                let to = Some(self.tier1_process(slice + 1));
-                let rows = launch.rows.len();
-                self.send(from, to, rows, Message::Launch { slice: slice + 1, launch });
-            }
-            Tier1Action::Leave(launch, ()) => {
-                let token = Generated { token: 0, logprob: 0.0, alternatives: Vec::new() };
-                let tokens = vec![token; launch.samples.len()];
-                let home = Home { step: launch.step, tokens };
-                self.send(from, None, launch.rows.len(), Message::Home(home));
-            }
-        }
-    }
-
-    fn record(&mut self, span: Span, started: f64, seconds: f64, shard: &ShardId) {
+    fn record(&mut self, span: Span, started: f64, seconds: f64, shard: ShardId) {
         if let Some(trace) = &mut self.trace {
             trace.push(span, started, seconds, shard.flight, shard.lane);
         }

@@ -14,6 +14,8 @@
 
 mod cores;
 mod machine;
+mod network;
+mod processes;
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -26,10 +28,14 @@ use crate::kernels::Kernels;
 use crate::shape::Shape;
 use crate::trace::Trace;
 use crate::workload::{Length, Workload};
+use glinthawk_protocol::Merge;
 use machine::Machine;
 
 /// Prompts per seat that are simulated. The rest of a longer job follows at the pace of the last of them.
 const PROMPTS_PER_SEAT: usize = 4;
+
+/// Seats that a small cluster is taken to have, so that enough of its job is simulated.
+const SEATS_MIN: usize = 16;
 
 /// Visits of shards to layers up to which every layer is simulated by itself: half a minute or so.
 const VISITS_MAX: f64 = 25_000_000.0;
@@ -96,6 +102,10 @@ impl Deployment {
     /// Attention workers of each slice.
     pub fn lanes(&self) -> usize {
         self.tier2 + usize::from(self.local_lane)
+    }
+
+    fn merge(&self) -> Merge {
+        if self.whole_flights { Merge::WholeFlights } else { Merge::Ready }
     }
 
     fn seats(&self) -> usize {
@@ -275,7 +285,7 @@ fn forecast_with(
     {
         return side_by_side(deployment, workload, lanes, trace);
     }
-    let enough = PROMPTS_PER_SEAT * deployment.seats().max(16);
+    let enough = PROMPTS_PER_SEAT * deployment.seats().max(SEATS_MIN);
     let tokens = workload.rows() + lengths.len() as f64;
     let (mut forecast, rows) = if lengths.len() <= 2 * enough {
         let grain = grain(deployment, lengths);

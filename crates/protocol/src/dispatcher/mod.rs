@@ -23,6 +23,9 @@ const COMPLETIONS_TELLING: u64 = 16;
 /// A prompt that outlived the expectation is expected to go on for a page and this part of what it has.
 const OUTLIVED_PART: u32 = 4;
 
+/// How many times longer the longest completions are expected to be than the usual one.
+pub const OVERSUBSCRIPTION: f32 = 3.0;
+
 /// The part of a plan that the dispatcher needs.
 #[derive(Clone, Debug)]
 pub struct DispatcherConfig {

@@ -5,6 +5,7 @@
 //! page shows as a wrong token, and a whole cluster can be checked against [`model::complete`].
 
 mod cluster;
+mod kernels;
 pub mod model;
 mod setting;
 

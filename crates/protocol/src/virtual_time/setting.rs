@@ -3,7 +3,7 @@
 
 use crate::dispatcher::{DispatcherConfig, DispatcherStats, Rejection};
 use crate::prompt::{Completion, PromptId};
-use crate::tier1::Tier1Work;
+use crate::tier1::Stage;
 use glinthawk_flight::Row;
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ pub struct Death {
 /// seeded generator inside makes a run that replays exactly.
 pub trait Costs {
     /// Tier-1 work of a batch of `rows` rows.
-    fn tier1_ns(&mut self, slice: usize, work: &Tier1Work, rows: usize) -> u64;
+    fn tier1_ns(&mut self, slice: usize, stage: Stage, rows: usize) -> u64;
     /// Attention of rows on a lane.
     fn tier2_ns(&mut self, slice: usize, lane: u32, rows: &[Row]) -> u64;
     /// A message of `rows` rows on a link: time it occupies the link, and latency after that.

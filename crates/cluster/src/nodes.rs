@@ -1,0 +1,69 @@
+//! The nodes of a process: state machines with their kernels, under a driver.
+
+use crate::error::ClusterError;
+use crate::layout::Layout;
+use crate::payload::Payload;
+use crate::report::NodeReport;
+use crate::tier1_kernels::{Tier1Kernels, Tier1Place};
+use crate::tier2_kernels::Tier2Kernels;
+use glinthawk_compute::{Backend, SliceSpec};
+use glinthawk_model::{Model, ModelConfig};
+use glinthawk_protocol::{Driver, Tier1Node, Tier2Node};
+
+type PayloadOf<B> = Payload<<B as Backend>::Buffer>;
+
+/// What a process hosts.
+pub(crate) type Nodes<B> = Driver<PayloadOf<B>, Tier1Kernels<B>, Tier2Kernels<B>>;
+
+/// Loads the weights of one slice.
+pub(crate) fn load_slice<B: Backend>(
+    model: &Model,
+    layout: &Layout,
+    place: &Tier1Place,
+    backend: &B,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<B::Weights, ClusterError> {
+    let spec = SliceSpec {
+        layers: layout.layers(model.config().layers, place.slice),
+        embeds: place.first,
+        classifies: place.last,
+        slab_rows: layout.slab_rows(),
+    };
+    Ok(backend.weights(model, &spec, progress)?)
+}
+
+/// The Tier-1 node at a place.
+pub(crate) fn tier1<B: Backend>(
+    backend: B,
+    weights: B::Weights,
+    place: Tier1Place,
+    layout: &Layout,
+    config: &ModelConfig,
+) -> (Tier1Node<PayloadOf<B>>, Tier1Kernels<B>) {
+    let layers = layout.layers(config.layers, place.slice).len() as u32;
+    let rows_max = (place.lanes * place.rows_per_lane) as usize;
+    let node = Tier1Node::new(layers, rows_max, layout.merge());
+    (node, Tier1Kernels::new(backend, weights, place, layers, config))
+}
+
+/// The Tier-2 node of a slice and lane, with room for `pages` pages.
+pub(crate) fn tier2<B: Backend>(
+    backend: B,
+    (slice, lane): (usize, u32),
+    pages: u32,
+    trace: bool,
+    layout: &Layout,
+    config: &ModelConfig,
+) -> Result<(Tier2Node<PayloadOf<B>>, Tier2Kernels<B>), ClusterError> {
+    let layers = layout.layers(config.layers, slice).len();
+    let context = backend.context(config, layers, pages as usize, layout.context_type)?;
+    let (name, width) = (format!("tier2-{slice}-{lane}"), config.query_width());
+    let kernels = Tier2Kernels::new(name, backend, context, width, trace);
+    Ok((Tier2Node::new(layout.slots(), pages), kernels))
+}
+
+/// What the nodes did so far, Tier 1 first.
+pub(crate) fn reports<B: Backend>(nodes: &Nodes<B>) -> Vec<NodeReport> {
+    let tier1 = nodes.tier1.iter().map(|(_, kernels)| kernels.report());
+    tier1.chain(nodes.lanes.values().map(|(_, kernels)| kernels.report())).collect()
+}

@@ -1,0 +1,251 @@
+//! A worker's nodes on the network: parcels for nodes elsewhere are messages.
+
+use crate::control::Control;
+use crate::error::ClusterError;
+use crate::net::Peer;
+use crate::news::WorkerNews;
+use crate::nodes::{self, Nodes};
+use crate::payload::Payload;
+use crate::station::{Heard, IDLE, Station};
+use crate::tier1_kernels::Tier1Place;
+use crate::weights::model_of;
+use crate::wire;
+use glinthawk_compute::{Backend, CpuBackend, CpuContext};
+use glinthawk_flight::{Buffer, Kind, Message};
+use glinthawk_protocol::{Launch, NodeId, Outgoing, Parcel};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+struct Server<'a> {
+    station: &'a Station,
+    nodes: Nodes<CpuBackend>,
+    /// The nodes elsewhere that send to these or are sent to.
+    peers: BTreeMap<NodeId, Peer>,
+}
+
+/// Runs a worker in its role to its end.
+pub(crate) fn run(station: &Arc<Station>) -> Result<(), ClusterError> {
+    let slice = station.role.slice;
+    let (tier1, lanes) = (None, BTreeMap::new());
+    let nodes = Nodes { slice, tier1, lanes, attends_first: false };
+    let mut server = Server { station, nodes, peers: BTreeMap::new() };
+    match station.role.lane {
+        None => server.be_tier1(station)?,
+        Some(lane) => server.be_tier2(lane)?,
+    }
+    let ready = station.ready()?;
+    server.serve()?;
+    station.done(nodes::reports(&server.nodes).swap_remove(0), ready);
+    Ok(())
+}
+
+impl Server<'_> {
+    /// Makes the slice's Tier-1 node, with a lane of its own if the plan gives it one, and waits until every
+    /// other lane and the slice before have introduced themselves.
+    fn be_tier1(&mut self, station: &Arc<Station>) -> Result<(), ClusterError> {
+        let role = &station.role;
+        let (layout, slice) = (&role.layout, role.slice);
+        let model = model_of(station)?;
+        let place = Tier1Place::new(layout, slice, role.trace);
+        let mut said = false;
+        let progress = &mut |_, total| {
+            if !std::mem::replace(&mut said, true) {
+                (station.news)(WorkerNews::Loading(&model, total));
+            }
+        };
+        let weights = nodes::load_slice(&model, layout, &place, &station.backend, progress)?;
+        let backend = station.backend.clone();
+        self.nodes.tier1 = Some(nodes::tier1(backend, weights, place, layout, &role.config));
+        let local = layout.local_lanes as u32;
+        (0..local).try_for_each(|lane| self.add_lane(lane))?;
+        station.backend.threads.pin_caller();
+        self.peers.insert(NodeId::Dispatcher, station.dispatcher);
+        if let Some(next) = station.dial_neighbour(None)? {
+            self.peers.insert(NodeId::Tier1(slice + 1), next);
+        }
+        let lanes = (local..layout.lanes() as u32).map(|lane| NodeId::Tier2(slice, lane));
+        let previous = slice.checked_sub(1).map(NodeId::Tier1);
+        let mut awaited: Vec<NodeId> = lanes.chain(previous).collect();
+        while !awaited.is_empty() {
+            match station.hear(IDLE)? {
+                Some(Heard::Message(peer, message, _)) => {
+                    let node = self.introduced(peer, &message)?;
+                    awaited.retain(|awaited| *awaited != node);
+                }
+                Some(Heard::Lost(_, error)) => return Err(error),
+                Some(Heard::Over) => {
+                    return Err(ClusterError::DispatcherLost("it left".to_owned()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn introduced(&mut self, peer: Peer, message: &Message) -> Result<NodeId, ClusterError> {
+        let role = &self.station.role;
+        let node = match Control::read(message)? {
+            Control::Introduce(None) if role.slice > 0 => NodeId::Tier1(role.slice - 1),
+            Control::Introduce(Some(lane)) if (lane as usize) < role.layout.lanes() => {
+                self.station.shape(peer);
+                NodeId::Tier2(role.slice, lane)
+            }
+            other => {
+                return Err(ClusterError::Control(format!(
+                    "{peer} introduced itself with {other:?}"
+                )));
+            }
+        };
+        self.peers.insert(node, peer);
+        Ok(node)
+    }
+
+    fn be_tier2(&mut self, lane: u32) -> Result<(), ClusterError> {
+        self.add_lane(lane)?;
+        self.station.backend.threads.pin_caller();
+        let tier1 = self.station.dial_neighbour(Some(lane))?;
+        let tier1 = tier1.expect("a Tier-2 node has a Tier-1 node to dial");
+        self.station.shape(tier1);
+        self.peers.insert(NodeId::Tier1(self.nodes.slice), tier1);
+        Ok(())
+    }
+
+    fn add_lane(&mut self, lane: u32) -> Result<(), ClusterError> {
+        let role = &self.station.role;
+        let (layout, slice, pages) = (&role.layout, role.slice, role.lane_pages[lane as usize]);
+        let backend = self.station.backend.clone();
+        let node = nodes::tier2(backend, (slice, lane), pages, role.trace, layout, &role.config)?;
+        let layers = layout.layers(role.config.layers, slice).len();
+        let page_bytes = CpuContext::page_bytes(&role.config, layers, layout.context_type) as u64;
+        (self.station.news)(WorkerNews::Contexts(u64::from(pages) * page_bytes));
+        self.nodes.lanes.insert(lane, node);
+        Ok(())
+    }
+
+    /// Takes in everything that is here, computes something, sends what follows; until the job is over.
+    fn serve(&mut self) -> Result<(), ClusterError> {
+        let mut outbox = Vec::new();
+        let mut wait = Duration::ZERO;
+        loop {
+            while let Some(heard) = self.station.hear(wait)? {
+                if self.take(heard)? {
+                    return Ok(());
+                }
+                wait = Duration::ZERO;
+            }
+            let Some(work) = self.nodes.start()? else {
+                wait = IDLE;
+                continue;
+            };
+            // A device goes on by itself, and the worker with messages.
+            while !self.station.backend.is_done()? {
+                if let Some(heard) = self.station.hear(Duration::ZERO)?
+                    && self.take(heard)?
+                {
+                    return Ok(());
+                }
+            }
+            self.nodes.finish(work, &mut outbox)?;
+            outbox.drain(..).try_for_each(|outgoing| self.send(outgoing))?;
+            wait = Duration::ZERO;
+        }
+    }
+
+    fn send(&mut self, outgoing: Outgoing<Payload<Buffer>>) -> Result<(), ClusterError> {
+        let Outgoing { to, rows, parcel } = outgoing;
+        let Some(&peer) = self.peers.get(&to) else {
+            self.nodes.deliver(parcel)?;
+            return Ok(());
+        };
+        let message = match parcel {
+            Parcel::Launch(launch, residual) => wire::hop(&launch, residual.sent()),
+            Parcel::Attend(attend, qkv) => wire::attend(&attend, qkv.sent()),
+            Parcel::Attended(attended, output) => wire::attended(&attended, rows, output.sent()),
+            Parcel::Home(home) => wire::home(&home),
+        };
+        let sent = self.station.controller.send(peer, message);
+        // Of a lane that is gone, the controller says so in a moment.
+        if matches!(to, NodeId::Tier2(..)) { Ok(()) } else { Ok(sent?) }
+    }
+
+    /// Takes an event; `true` ends the worker.
+    fn take(&mut self, heard: Heard) -> Result<bool, ClusterError> {
+        match heard {
+            Heard::Message(peer, message, arrived) => {
+                let parcel = self.read(peer, message, arrived)?;
+                self.nodes.deliver(parcel)?;
+            }
+            Heard::ReportWanted => self.station.send_reports(nodes::reports(&self.nodes))?,
+            Heard::LaneLost(lane) => self.nodes.lose_lane(lane),
+            Heard::Lost(peer, error) => match self.node_at(peer) {
+                Some(NodeId::Tier2(_, lane)) => self.nodes.lose_lane(lane),
+                _ => return Err(error),
+            },
+            Heard::Over => return Ok(true),
+            Heard::Nothing => {}
+        }
+        Ok(false)
+    }
+
+    fn node_at(&self, peer: Peer) -> Option<NodeId> {
+        self.peers.iter().find(|(_, known)| **known == peer).map(|(node, _)| *node)
+    }
+
+    /// A message that its sender may send to a node here, and that fits the layout.
+    fn read(
+        &self,
+        peer: Peer,
+        message: Message,
+        arrived: Instant,
+    ) -> Result<Parcel<Payload<Buffer>>, ClusterError> {
+        let (config, slice) = (&self.station.role.config, self.nodes.slice);
+        let row_bytes = match (message.kind(), self.node_at(peer)) {
+            (Kind::Launch, Some(NodeId::Dispatcher)) => 0,
+            (Kind::Hop, Some(NodeId::Tier1(from))) if from + 1 == slice => config.hidden * 4,
+            (Kind::Attend, Some(NodeId::Tier1(from))) if from == slice => config.qkv_width() * 2,
+            (Kind::Attended, Some(NodeId::Tier2(..))) => config.query_width() * 2,
+            (kind, _) => {
+                let name = self.station.role.name();
+                return Err(ClusterError::Control(format!("{name} was sent {kind} by {peer}")));
+            }
+        };
+        let (got, needed) = (message.payload().len_bytes(), message.rows() * row_bytes);
+        if got != needed {
+            let kind = message.kind();
+            return Err(ClusterError::Control(format!("{kind} with {got} bytes, not {needed}")));
+        }
+        let parcel = match message.kind() {
+            Kind::Attend => {
+                let attend = wire::read_attend(&message);
+                self.check(self.nodes.lanes.contains_key(&attend.step.shard.lane), &message)?;
+                Parcel::Attend(attend, Payload::received(message.into_payload(), arrived))
+            }
+            Kind::Attended => {
+                let attended = wire::read_attended(&message);
+                Parcel::Attended(attended, Payload::received(message.into_payload(), arrived))
+            }
+            _ => {
+                let launch = wire::read_launch(&message)?;
+                self.check(self.fits(&launch), &message)?;
+                Parcel::Launch(launch, Payload::received(message.into_payload(), arrived))
+            }
+        };
+        Ok(parcel)
+    }
+
+    /// Whether a launch fits the slab and the vocabulary.
+    fn fits(&self, launch: &Launch) -> bool {
+        let role = &self.station.role;
+        launch.step.shard.flight < role.layout.flights
+            && (launch.step.shard.lane as usize) < role.layout.lanes()
+            && launch.rows.len() <= role.layout.batch as usize
+            && launch.rows.iter().all(|row| (row.token as usize) < role.config.vocab)
+    }
+
+    fn check(&self, fits: bool, message: &Message) -> Result<(), ClusterError> {
+        let (kind, shard) = (message.kind(), message.step().shard);
+        let wrong = || ClusterError::Control(format!("{kind} of {shard:?} is beyond the layout"));
+        if fits { Ok(()) } else { Err(wrong()) }
+    }
+}

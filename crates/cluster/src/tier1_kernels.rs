@@ -1,0 +1,242 @@
+//! Tier 1's kernels under a driver: embeds, multiplies, classifies what the node merged into a batch.
+
+use crate::error::ClusterError;
+use crate::layout::Layout;
+use crate::payload::{Activations, Payload};
+use crate::report::NodeReport;
+use crate::span::Tracer;
+use glinthawk_compute::{Backend, ComputeError, ShardIn, ShardOut, WeightKernels};
+use glinthawk_model::ModelConfig;
+use glinthawk_protocol::{Compute, Launch, Sample, Stage, Task, Tier1Work};
+use std::ops::Range;
+use std::time::Instant;
+
+/// Where a slice stands, and how its slab is cut.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tier1Place {
+    /// The slice, from 0.
+    pub slice: usize,
+    /// The slice embeds.
+    pub first: bool,
+    /// The slice classifies.
+    pub last: bool,
+    /// First of the lanes whose shards come here.
+    pub first_lane: u32,
+    /// How many lanes those are.
+    pub lanes: u32,
+    /// How many of them, from the first, attend on this node's device.
+    pub lanes_here: u32,
+    /// Rows of a shard at most.
+    pub rows_per_lane: u32,
+    /// Whether a timeline is recorded.
+    pub trace: bool,
+}
+
+impl Tier1Place {
+    /// Where slice `slice` of a layout stands.
+    pub fn new(layout: &Layout, slice: usize, trace: bool) -> Self {
+        Self {
+            slice,
+            first: slice == 0,
+            last: slice + 1 == layout.slices,
+            first_lane: 0,
+            lanes: layout.lanes() as u32,
+            lanes_here: layout.local_lanes as u32,
+            rows_per_lane: layout.batch,
+            trace,
+        }
+    }
+}
+
+/// A slice's weights and slab.
+pub(crate) struct Tier1Kernels<B: Backend> {
+    backend: B,
+    weights: B::Weights,
+    place: Tier1Place,
+    layers: u32,
+    hidden: usize,
+    qkv_width: usize,
+    /// When the last batch was begun.
+    started: Instant,
+    report: NodeReport,
+    tracer: Tracer,
+}
+
+impl<B: Backend> Tier1Kernels<B> {
+    /// Kernels of the slice at `place`, which has `layers` layers.
+    pub fn new(
+        backend: B,
+        weights: B::Weights,
+        place: Tier1Place,
+        layers: u32,
+        config: &ModelConfig,
+    ) -> Self {
+        Self {
+            backend,
+            weights,
+            place,
+            layers,
+            hidden: config.hidden,
+            qkv_width: config.qkv_width(),
+            started: Instant::now(),
+            report: NodeReport::new(format!("tier1-{}", place.slice), 1),
+            tracer: Tracer::new(place.trace),
+        }
+    }
+
+    /// Counters so far.
+    pub fn report(&self) -> NodeReport {
+        NodeReport { spans: self.tracer.spans(), ..self.report.clone() }
+    }
+
+    fn failed(&self, stage: Stage, source: ComputeError) -> ClusterError {
+        let kernel = match stage {
+            Stage::Enter => "the slice's entry".to_owned(),
+            Stage::Middle(layer) => format!("the way from layer {layer} to {}", layer + 1),
+            Stage::Exit => "the slice's exit".to_owned(),
+        };
+        ClusterError::kernel(&self.report.name, kernel, source)
+    }
+
+    fn slab(&self, launch: &Launch) -> Range<usize> {
+        let shard = launch.step.shard;
+        let lane = shard.lane - self.place.first_lane;
+        let start = (shard.flight * self.place.lanes + lane) * self.place.rows_per_lane;
+        let start = start as usize;
+        start..start + launch.rows.len()
+    }
+
+    /// Has a stage computed.
+    fn submit(&mut self, work: &mut Work<B>) -> Result<(), ComputeError> {
+        let slabs: Vec<Range<usize>> =
+            work.tasks.iter().map(|task| self.slab(&task.launch)).collect();
+        if work.stage == Stage::Enter {
+            self.enter(work, &slabs)?;
+            return self.pre_attention(work, &slabs, &[]);
+        }
+        let inbound = work.tasks.iter_mut().map(|task| task.payload.take(&self.backend));
+        let inbound = inbound.collect::<Result<Vec<B::Buffer>, _>>()?;
+        let back: Vec<ShardIn<'_, B::Buffer>> = slabs
+            .iter()
+            .zip(&inbound)
+            .map(|(slab, attended)| ShardIn { slab: slab.clone(), attended })
+            .collect();
+        match work.stage {
+            Stage::Exit => {
+                self.weights.post_attention(self.layers as usize - 1, &back)?;
+                match self.place.last {
+                    true => self.classify(work, &slabs)?,
+                    false => self.read_residuals(work, &slabs)?,
+                }
+            }
+            _ => self.pre_attention(work, &slabs, &back)?,
+        }
+        drop(back);
+        inbound.into_iter().for_each(|buffer| self.backend.give(buffer));
+        Ok(())
+    }
+
+    fn enter(&mut self, work: &mut Work<B>, slabs: &[Range<usize>]) -> Result<(), ComputeError> {
+        for (Task { launch, payload, .. }, slab) in work.tasks.iter_mut().zip(slabs) {
+            if self.place.first {
+                let tokens: Vec<u32> = launch.rows.iter().map(|row| row.token).collect();
+                self.weights.embed(slab.clone(), &tokens)?;
+            } else {
+                let residual = payload.take(&self.backend)?;
+                self.weights.put_residual(slab.clone(), &residual)?;
+                self.backend.give(residual);
+            }
+        }
+        Ok(())
+    }
+
+    /// Pre-attention of the next layer, after post-attention of the one that rows come back from.
+    fn pre_attention(
+        &mut self,
+        work: &mut Work<B>,
+        slabs: &[Range<usize>],
+        back: &[ShardIn<'_, B::Buffer>],
+    ) -> Result<(), ComputeError> {
+        let positions: Vec<Vec<u32>> = work
+            .tasks
+            .iter()
+            .map(|task| task.launch.rows.iter().map(|row| row.position).collect())
+            .collect();
+        let buffers = slabs.iter().map(|slab| self.backend.take(slab.len() * self.qkv_width * 2));
+        let mut buffers = buffers.collect::<Result<Vec<B::Buffer>, _>>()?;
+        let mut out: Vec<ShardOut<'_, B::Buffer>> = slabs
+            .iter()
+            .zip(&positions)
+            .zip(&mut buffers)
+            .map(|((slab, positions), qkv)| ShardOut { slab: slab.clone(), positions, qkv })
+            .collect();
+        match work.stage {
+            Stage::Middle(layer) => self.weights.middle(layer as usize, back, &mut out)?,
+            _ => self.weights.pre_attention(0, &mut out)?,
+        }
+        for (task, qkv) in work.tasks.iter_mut().zip(buffers) {
+            let lane = task.launch.step.shard.lane - self.place.first_lane;
+            task.payload.activations = match lane < self.place.lanes_here {
+                true => Activations::Device(qkv),
+                false => Activations::Host(self.backend.to_host(qkv)?),
+            };
+        }
+        Ok(())
+    }
+
+    fn read_residuals(
+        &mut self,
+        work: &mut Work<B>,
+        slabs: &[Range<usize>],
+    ) -> Result<(), ComputeError> {
+        for (task, slab) in work.tasks.iter_mut().zip(slabs) {
+            let mut residual = self.backend.take(slab.len() * self.hidden * 4)?;
+            self.weights.get_residual(slab.clone(), &mut residual)?;
+            task.payload.activations = Activations::Host(self.backend.to_host(residual)?);
+        }
+        Ok(())
+    }
+
+    /// A token for every row that ends in one.
+    fn classify(&mut self, work: &Work<B>, slabs: &[Range<usize>]) -> Result<(), ComputeError> {
+        let (mut rows, mut samples) = (Vec::new(), Vec::<Sample>::new());
+        for (Task { launch, .. }, slab) in work.tasks.iter().zip(slabs) {
+            rows.extend(launch.samples.iter().map(|sample| slab.start + sample.row as usize));
+            samples.extend_from_slice(&launch.samples);
+        }
+        self.weights.classify(&rows, &samples)
+    }
+}
+
+type Work<B> = Tier1Work<Payload<<B as Backend>::Buffer>>;
+
+impl<B: Backend> Compute<Work<B>> for Tier1Kernels<B> {
+    type Error = ClusterError;
+
+    fn start(&mut self, work: &mut Work<B>) -> Result<(), ClusterError> {
+        self.started = Instant::now();
+        self.submit(work).map_err(|error| self.failed(work.stage, error))
+    }
+
+    fn finish(&mut self, work: &mut Work<B>) -> Result<(), ClusterError> {
+        if work.stage == Stage::Exit && self.place.last {
+            let tokens = self.weights.tokens().map_err(|error| self.failed(work.stage, error))?;
+            let mut tokens = tokens.into_iter();
+            for task in &mut work.tasks {
+                task.tokens = Some(tokens.by_ref().take(task.launch.samples.len()).collect());
+            }
+        }
+        let (rows, steps) = (work.rows(), work.tasks.len());
+        let arrivals = work.tasks.iter().map(|task| task.payload.since);
+        self.report.record(rows, self.started, arrivals);
+        let layer = match work.stage {
+            Stage::Enter => 0,
+            Stage::Middle(layer) => layer + 1,
+            Stage::Exit => self.layers,
+        };
+        let flight = work.tasks[0].launch.step.shard.flight;
+        self.tracer.record(self.started, layer, flight, steps, rows);
+        work.tasks.iter_mut().for_each(|task| task.payload.since = Instant::now());
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! The driver of nodes: what one process hosts of a cluster, and the way of every message through it. It is the
+//! same in one process, on a network, in virtual time and in forecasts. They differ in three things: what computes, the
+//! transport that carries parcels, and the clock, which puts time between the start of work and its end.
+
+use crate::message::{NodeId, Parcel};
+use crate::tier1::{Tier1Node, Tier1Work};
+use crate::tier2::{Tier2Error, Tier2Node, Tier2Work};
+use std::collections::BTreeMap;
+
+/// What computes work of one tier: `T` is [`Tier1Work`] or [`Tier2Work`].
+pub trait Compute<T> {
+    /// Why work can fail.
+    type Error;
+
+    /// Begins work: turns its payloads into what is sent on. A device may go on by itself.
+    fn start(&mut self, work: &mut T) -> Result<(), Self::Error>;
+
+    /// Ends work that is done.
+    fn finish(&mut self, _work: &mut T) -> Result<(), Self::Error> {
+        Ok(())
+    }
+}
+
+/// Work that has been started.
+#[derive(Debug)]
+pub enum Started<P> {
+    /// A batch of the Tier-1 node.
+    Tier1(Tier1Work<P>),
+    /// Rows on a lane.
+    Tier2(Tier2Work<P>),
+}
+
+/// A parcel on its way.
+#[derive(Debug)]
+pub struct Outgoing<P> {
+    /// Its receiver, here or elsewhere.
+    pub to: NodeId,
+    /// Rows of its step.
+    pub rows: usize,
+    /// What travels.
+    pub parcel: Parcel<P>,
+}
+
+/// Nodes of one slice with their kernels.
+pub struct Driver<P, W, C> {
+    /// The slice.
+    pub slice: usize,
+    /// The slice's Tier-1 node, if it is here.
+    pub tier1: Option<(Tier1Node<P>, W)>,
+    /// The slice's Tier-2 nodes that are here, by lane.
+    pub lanes: BTreeMap<u32, (Tier2Node<P>, C)>,
+    /// Which tier starts first. Where all attention is here it does, and Tier 1's batches are larger. Elsewhere
+    /// others wait for what Tier 1 sends.
+    pub attends_first: bool,
+}
+
+impl<P, E, W, C> Driver<P, W, C>
+where
+    W: Compute<Tier1Work<P>, Error = E>,
+    C: Compute<Tier2Work<P>, Error = E>,
+{
+    /// Takes in a parcel for one of the nodes here. `false`: it is old news. An error: it makes no sense, and nothing
+    /// of it was done.
+    ///
+    /// # Panics
+    /// If the parcel is for a node that is not here.
+    pub fn deliver(&mut self, parcel: Parcel<P>) -> Result<bool, Tier2Error> {
+        match (parcel, &mut self.tier1) {
+            (Parcel::Launch(launch, payload), Some((node, _))) => Ok(node.arrive(launch, payload)),
+            (Parcel::Attended(attended, payload), Some((node, _))) => {
+                Ok(node.attended(attended, payload))
+            }
+            (Parcel::Attend(attend, payload), _) => {
+                self.lane(attend.step.shard.lane).0.take(attend, payload)
+            }
+            (parcel, _) => panic!("a parcel of {:?} is for a node elsewhere", parcel.step()),
+        }
+    }
+
+    /// Forgets the steps of a lane whose contexts are gone.
+    pub fn lose_lane(&mut self, lane: u32) {
+        if let Some((node, _)) = &mut self.tier1 {
+            node.lose_lane(lane);
+        }
+    }
+
+    fn lane(&mut self, lane: u32) -> &mut (Tier2Node<P>, C) {
+        self.lanes.get_mut(&lane).expect("the lane is here")
+    }
+
+    /// Starts the next work of a node here that is free. Call it after everything that arrived was delivered.
+    pub fn start(&mut self) -> Result<Option<Started<P>>, E> {
+        let attends_first = self.attends_first;
+        let first = if attends_first { self.start_tier2()? } else { self.start_tier1()? };
+        match first {
+            None if attends_first => self.start_tier1(),
+            None => self.start_tier2(),
+            work => Ok(work),
+        }
+    }
+
+    fn start_tier1(&mut self) -> Result<Option<Started<P>>, E> {
+        let Some((node, kernels)) = &mut self.tier1 else { return Ok(None) };
+        let Some(mut work) = node.start() else { return Ok(None) };
+        kernels.start(&mut work)?;
+        Ok(Some(Started::Tier1(work)))
+    }
+
+    fn start_tier2(&mut self) -> Result<Option<Started<P>>, E> {
+        for (node, kernels) in self.lanes.values_mut() {
+            if let Some(mut work) = node.start() {
+                kernels.start(&mut work)?;
+                return Ok(Some(Started::Tier2(work)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Ends work that was started and is done, and appends the parcels that follow. The transport delivers those for
+    /// nodes here like all others.
+    pub fn finish(&mut self, work: Started<P>, outbox: &mut Vec<Outgoing<P>>) -> Result<(), E> {
+        let slice = self.slice;
+        let mut send = |rows: usize, parcel: Parcel<P>| {
+            let to = match &parcel {
+                Parcel::Launch(..) => NodeId::Tier1(slice + 1),
+                Parcel::Attend(attend, _) => NodeId::Tier2(slice, attend.step.shard.lane),
+                Parcel::Attended(..) => NodeId::Tier1(slice),
+                Parcel::Home(_) => NodeId::Dispatcher,
+            };
+            outbox.push(Outgoing { to, rows, parcel });
+        };
+        match work {
+            Started::Tier1(mut work) => {
+                let (node, kernels) = self.tier1.as_mut().expect("it started the work");
+                kernels.finish(&mut work)?;
+                node.computed(work, send);
+            }
+            Started::Tier2(mut work) => {
+                let (node, kernels) = self.lane(work.attend.step.shard.lane);
+                kernels.finish(&mut work)?;
+                send(work.attend.rows.len(), node.computed(work));
+            }
+        }
+        Ok(())
+    }
+}
