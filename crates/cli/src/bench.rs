@@ -26,12 +26,12 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let resolved = Resolved::new(&specification, &opened, crowd)?;
     let never = AtomicBool::new(false);
     let mut engine = with_bars(|tell| launch(&opened, &resolved, &never, tell))?.engine;
-    if args.input + args.output > engine.positions_max() {
+    if args.input + args.output > engine.context_max() {
         bail!(
             "{} + {} tokens do not fit a context of {}",
             args.input,
             args.output,
-            engine.positions_max()
+            engine.context_max()
         );
     }
     let mut out = std::io::stdout().lock();

@@ -87,7 +87,7 @@ fn joined(role: &Role) -> String {
     let layers = role.layout.layers(role.config.layers, role.slice);
     let (first, last, of) = (layers.start + 1, layers.end, role.config.layers);
     let layers = format!("layers {first} to {last} of {of} of {}", role.model);
-    let (slices, lanes) = (role.layout.slices, role.layout.remote_lanes);
+    let (slices, lanes) = (role.layout.slices, role.layout.tier2);
     match role.lane {
         None => format!("{}, one of {}: {layers}", role.name(), nodes(slices, 1)),
         Some(_) => format!(

@@ -80,8 +80,8 @@ impl Engine {
     }
 
     /// Positions a context may have here.
-    pub fn positions_max(&self) -> u32 {
-        self.dispatcher.positions_max()
+    pub fn context_max(&self) -> u32 {
+        self.dispatcher.context_max()
     }
 
     /// Whether another prompt should be submitted now.
@@ -271,7 +271,7 @@ mod tests {
     fn engine_over(fabric: Box<dyn Fabric>, lanes: usize) -> Engine {
         let layout = Layout {
             slices: 1,
-            remote_lanes: 0,
+            tier2: 0,
             local_lanes: lanes,
             batch: 4,
             flights: 1,

@@ -34,7 +34,7 @@ pub struct Layout {
     /// Tier-1 nodes: slices the layers are cut into (K).
     pub slices: usize,
     /// Attention workers of each slice that are Tier-2 nodes (K').
-    pub remote_lanes: usize,
+    pub tier2: usize,
     /// Attention workers of each slice on the Tier-1 node itself, before the Tier-2 nodes: at most one in a cluster;
     /// in one process, as many as compute side by side.
     pub local_lanes: usize,
@@ -77,7 +77,7 @@ impl Layout {
 
     /// Attention workers of each slice.
     pub fn lanes(&self) -> usize {
-        self.local_lanes + self.remote_lanes
+        self.local_lanes + self.tier2
     }
 
     /// Context slots of every lane.
@@ -149,7 +149,7 @@ mod tests {
     fn layout() -> Layout {
         Layout {
             slices: 1,
-            remote_lanes: 0,
+            tier2: 0,
             local_lanes: 1,
             batch: 256,
             flights: 1,
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn slices_cover_all_layers_evenly() {
-        let layout = Layout { slices: 3, remote_lanes: 2, local_lanes: 0, ..layout() };
+        let layout = Layout { slices: 3, tier2: 2, local_lanes: 0, ..layout() };
         let slices: Vec<_> = (0..3).map(|slice| layout.layers(8, slice)).collect();
         assert_eq!(slices, [0..3, 3..6, 6..8]);
     }

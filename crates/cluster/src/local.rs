@@ -77,7 +77,7 @@ impl LocalFabric {
         trace: bool,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, ClusterError> {
-        assert_eq!((layout.slices, layout.remote_lanes), (1, 0), "one process has the whole model");
+        assert_eq!((layout.slices, layout.tier2), (1, 0), "one process has the whole model");
         let place = Tier1Place::new(layout, 0, trace);
         let all = kernels.backend(layout)?;
         let weights = Arc::new(nodes::load_slice(model, layout, &place, &all, progress)?);

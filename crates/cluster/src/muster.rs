@@ -92,7 +92,7 @@ impl Muster {
         if layout.slices > layers {
             return Err(ClusterError::Slices { slices: layout.slices, layers });
         }
-        let needed = layout.slices * (1 + layout.remote_lanes);
+        let needed = layout.slices * (1 + layout.tier2);
         while self.offers() < needed {
             tick(self.offers(), false)?;
             let event = self.controller.recv(TICK);
@@ -153,7 +153,7 @@ impl Muster {
     /// Which workers are Tier 1, by slice, and which are Tier 2, by slice and lane. Wishes are
     /// granted; the rest are assigned by strength, the strongest to Tier 1.
     fn cast(&self, layout: &Layout) -> Result<(Vec<Peer>, Vec<Vec<Peer>>), ClusterError> {
-        let (tier1_needed, tier2_needed) = (layout.slices, layout.slices * layout.remote_lanes);
+        let (tier1_needed, tier2_needed) = (layout.slices, layout.slices * layout.tier2);
         let mut cast: [Vec<Peer>; 2] = [Vec::new(), Vec::new()];
         let mut open: Vec<Peer> = Vec::new();
         for (&peer, member) in &self.members {
@@ -180,7 +180,7 @@ impl Muster {
             let (tier1, tier2) = (tier1.len(), tier2.len());
             return Err(ClusterError::Workers { tier1, tier2, tier1_needed, tier2_needed });
         }
-        let lanes = layout.remote_lanes.max(1);
+        let lanes = layout.tier2.max(1);
         let mut by_slice: Vec<Vec<Peer>> = tier2.chunks(lanes).map(<[Peer]>::to_vec).collect();
         by_slice.resize(layout.slices, Vec::new());
         Ok((tier1, by_slice))

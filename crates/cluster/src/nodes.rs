@@ -41,7 +41,7 @@ pub(crate) fn tier1<B: Backend>(
     config: &ModelConfig,
 ) -> (Tier1Node<PayloadOf<B>>, Tier1Kernels<B>) {
     let layers = layout.layers(config.layers, place.slice).len() as u32;
-    let rows_max = (place.lanes * place.rows_per_lane) as usize;
+    let rows_max = (place.lanes * place.batch) as usize;
     let node = Tier1Node::new(layers, rows_max, layout.merge());
     (node, Tier1Kernels::new(backend, weights, place, layers, config))
 }

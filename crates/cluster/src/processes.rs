@@ -31,7 +31,7 @@ impl Processes {
         token: &str,
         memory_bytes: u64,
     ) -> Result<Self, ClusterError> {
-        let tier2 = layout.slices * layout.remote_lanes;
+        let tier2 = layout.slices * layout.tier2;
         let tiers = std::iter::repeat_n(1, layout.slices).chain(std::iter::repeat_n(2, tier2));
         let shares = core_shares(layout.slices + tier2);
         let mut processes = Self { children: Vec::new() };

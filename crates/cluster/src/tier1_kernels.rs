@@ -27,7 +27,7 @@ pub(crate) struct Tier1Place {
     /// How many of them, from the first, attend on this node's device.
     pub lanes_here: u32,
     /// Rows of a shard at most.
-    pub rows_per_lane: u32,
+    pub batch: u32,
     /// Whether a timeline is recorded.
     pub trace: bool,
 }
@@ -42,7 +42,7 @@ impl Tier1Place {
             first_lane: 0,
             lanes: layout.lanes() as u32,
             lanes_here: layout.local_lanes as u32,
-            rows_per_lane: layout.batch,
+            batch: layout.batch,
             trace,
         }
     }
@@ -101,7 +101,7 @@ impl<B: Backend> Tier1Kernels<B> {
     fn slab(&self, launch: &Launch) -> Range<usize> {
         let shard = launch.step.shard;
         let lane = shard.lane - self.place.first_lane;
-        let start = (shard.flight * self.place.lanes + lane) * self.place.rows_per_lane;
+        let start = (shard.flight * self.place.lanes + lane) * self.place.batch;
         let start = start as usize;
         start..start + launch.rows.len()
     }

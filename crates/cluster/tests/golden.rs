@@ -53,7 +53,7 @@ struct Forward {
 }
 
 impl Forward {
-    fn new(model: &Model, context_type: ContextType, isa: Isa, positions_max: usize) -> Self {
+    fn new(model: &Model, context_type: ContextType, isa: Isa, context_max: usize) -> Self {
         let config = model.config();
         let threads = Arc::new(Threads::new(2).expect("two threads"));
         let spec = SliceSpec {
@@ -64,7 +64,7 @@ impl Forward {
         };
         let backend = CpuBackend { isa, threads, pool: Arc::new(Pool::new(0)) };
         let weights = backend.weights(model, &spec, &mut |_, _| ()).expect("weights");
-        let pages = positions_max.div_ceil(PAGE_POSITIONS as usize);
+        let pages = context_max.div_ceil(PAGE_POSITIONS as usize);
         let mut context =
             backend.context(config, config.layers, pages, context_type).expect("pages");
         context.bind(0, 0, &(0..pages as u32).collect::<Vec<_>>()).expect("a table");
@@ -220,7 +220,7 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
     let cases = cases();
     let layout = Layout {
         slices: 1,
-        remote_lanes: 0,
+        tier2: 0,
         local_lanes: 2,
         batch: 24,
         flights: 2,

@@ -72,7 +72,7 @@ fn launch_cluster(
     };
     let address = topology.listen.as_deref().unwrap_or("127.0.0.1:0");
     let (muster, bound) = Muster::listen(address, Token::new(&token))?;
-    let workers = layout.slices * (1 + layout.remote_lanes);
+    let workers = layout.slices * (1 + layout.tier2);
     let mut processes = match topology.listen {
         Some(_) => {
             tell(LaunchNews::Listening(bound, workers));

@@ -54,7 +54,7 @@ impl Resolved {
         let batch = if opened.device.is_some() { GPU_BATCH } else { BATCH_DEFAULT };
         let mut layout = Layout {
             slices: tier1,
-            remote_lanes: tier2,
+            tier2,
             local_lanes: usize::from(topology.hybrid || tier2 == 0),
             batch: specification.batch.unwrap_or(batch),
             flights: specification.flights.unwrap_or(flights_default(tier1 as u32, alone)),
@@ -116,7 +116,7 @@ impl Resolved {
             instruction_set: gpu.map_or_else(|| kernels.isa.name().to_owned(), CudaDevice::kind),
             threads: kernels.threads,
             tier1_nodes: layout.slices,
-            tier2_nodes: layout.remote_lanes,
+            tier2_nodes: layout.tier2,
             tier1_attends: layout.local_lanes > 0,
             lanes: layout.lanes(),
             batch: layout.batch,
@@ -143,13 +143,13 @@ impl Resolved {
         let config = opened.model.config();
         let kept = profiles::kept(config, self.isa, self.lane_threads())?;
         let kernels = Arc::new(Kernels::Measured(Box::new(kept)));
-        let Layout { slices, remote_lanes, local_lanes, batch, flights, chunk, .. } = self.layout;
-        let (cores, processes) = (allowed_cores().len(), slices * (1 + remote_lanes));
+        let Layout { slices, tier2, local_lanes, batch, flights, chunk, .. } = self.layout;
+        let (cores, processes) = (allowed_cores().len(), slices * (1 + tier2));
         let link = self.topology.link();
         Some(Deployment {
             shape: Shape::of(opened.model.name(), config),
             slices: even_slices(config.layers, slices),
-            tier2: remote_lanes,
+            tier2,
             local_lane: local_lanes > 0,
             batch,
             flights,
@@ -221,8 +221,8 @@ mod tests {
     /// Tier-1 nodes, Tier-2 nodes for each, lanes, batch and flights.
     fn check(change: impl FnOnce(&mut Specification), expected: (usize, usize, usize, u32, u32)) {
         let layout = resolve(change).expect("it can be launched").layout;
-        let Layout { slices, remote_lanes, batch, flights, .. } = layout;
-        assert_eq!((slices, remote_lanes, layout.lanes(), batch, flights), expected);
+        let Layout { slices, tier2, batch, flights, .. } = layout;
+        assert_eq!((slices, tier2, layout.lanes(), batch, flights), expected);
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub enum Rejection {
         /// Tokens of the prompt.
         tokens: u32,
         /// Positions a context may have here.
-        positions_max: u32,
+        context_max: u32,
     },
 }
 
@@ -88,10 +88,10 @@ impl std::fmt::Display for Rejection {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Empty => write!(formatter, "the prompt has no tokens, or none are asked for"),
-            Self::TooLong { tokens, positions_max } => {
+            Self::TooLong { tokens, context_max } => {
                 write!(
                     formatter,
-                    "the prompt has {tokens} tokens, and a context has {positions_max} positions"
+                    "the prompt has {tokens} tokens, and a context has {context_max} positions"
                 )
             }
         }
@@ -169,7 +169,7 @@ type Rank = (i32, PromptId);
 pub struct Dispatcher {
     config: DispatcherConfig,
     /// Positions a context may have here: the model's limit or the smallest lane's pages.
-    positions_max: u32,
+    context_max: u32,
     entries: HashMap<PromptId, Entry>,
     /// Waiting prompts by rank: preempted ones come before younger ones by themselves.
     queue: BTreeSet<Rank>,
@@ -189,7 +189,7 @@ impl Dispatcher {
         assert!(!config.lane_pages.is_empty() && config.oversubscription >= 1.0);
         let pages_min = *config.lane_pages.iter().min().expect("not empty");
         assert!(pages_min > 0, "a lane without pages");
-        let positions_max = config.context_max.min(pages_min.saturating_mul(PAGE_POSITIONS));
+        let context_max = config.context_max.min(pages_min.saturating_mul(PAGE_POSITIONS));
         let slots = config.flights * config.batch;
         let lanes = config.lane_pages.iter().map(|&pages| Lane {
             pages: PagePool::new(pages),
@@ -203,7 +203,7 @@ impl Dispatcher {
             .collect();
         Self {
             config,
-            positions_max,
+            context_max,
             entries: HashMap::new(),
             queue: BTreeSet::new(),
             shards,
@@ -247,8 +247,8 @@ impl Dispatcher {
     }
 
     /// Positions a context may have here.
-    pub fn positions_max(&self) -> u32 {
-        self.positions_max
+    pub fn context_max(&self) -> u32 {
+        self.context_max
     }
 
     /// Counters so far.
@@ -282,10 +282,10 @@ impl Dispatcher {
         if tokens == 0 || prompt.tokens_max == 0 {
             return Err(Rejection::Empty);
         }
-        if tokens >= self.positions_max {
-            return Err(Rejection::TooLong { tokens, positions_max: self.positions_max });
+        if tokens >= self.context_max {
+            return Err(Rejection::TooLong { tokens, context_max: self.context_max });
         }
-        prompt.tokens_max = prompt.tokens_max.min(self.positions_max - tokens);
+        prompt.tokens_max = prompt.tokens_max.min(self.context_max - tokens);
         let id = PromptId(self.submitted);
         self.submitted += 1;
         self.queue.insert((prompt.priority, id));

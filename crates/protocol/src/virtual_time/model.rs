@@ -35,7 +35,7 @@ pub(super) fn pick(residual: u64, sample: &Sample) -> u32 {
 }
 
 /// What a prompt must complete to, computed without any cluster.
-pub fn complete(prompt: &Prompt, layers: u32, positions_max: u32) -> (Vec<u32>, Finish) {
+pub fn complete(prompt: &Prompt, layers: u32, context_max: u32) -> (Vec<u32>, Finish) {
     let mut stored: Vec<Vec<u64>> = vec![Vec::new(); layers as usize];
     let mut residual = 0;
     let mut forward = |token: u32| {
@@ -51,7 +51,7 @@ pub fn complete(prompt: &Prompt, layers: u32, positions_max: u32) -> (Vec<u32>, 
         last = forward(token);
     }
     let given = prompt.tokens.len() as u32;
-    let tokens_max = prompt.tokens_max.min(positions_max - given);
+    let tokens_max = prompt.tokens_max.min(context_max - given);
     let mut tokens = Vec::new();
     loop {
         let position = u64::from(given) + tokens.len() as u64;
