@@ -1,8 +1,5 @@
 //! What a model runs on.
 
-use crate::error::LaunchError;
-use crate::news::{LaunchNews, Tell};
-use glinthawk_compute::cuda::{CudaDevice, has_driver};
 use std::fmt;
 use std::str::FromStr;
 
@@ -38,20 +35,6 @@ impl fmt::Display for Device {
             Self::Auto => formatter.write_str("auto"),
             Self::Cpu => formatter.write_str("cpu"),
             Self::Cuda(ordinal) => write!(formatter, "cuda:{ordinal}"),
-        }
-    }
-}
-
-impl Device {
-    /// The GPU to use; `None` is the CPU. If there is a driver and `Auto` cannot use its GPU, that is news.
-    pub(crate) fn open(self, tell: Tell<'_>) -> Result<Option<CudaDevice>, LaunchError> {
-        match self {
-            Self::Cpu => Ok(None),
-            Self::Auto if !has_driver() => Ok(None),
-            Self::Cuda(ordinal) => Ok(Some(CudaDevice::open(ordinal)?)),
-            Self::Auto => {
-                Ok(CudaDevice::open(0).inspect_err(|error| tell(LaunchNews::NoGpu(error))).ok())
-            }
         }
     }
 }

@@ -19,7 +19,6 @@ mod overheads;
 mod planned;
 mod profiler;
 mod profiles;
-
 mod resolved;
 mod specification;
 mod sweep;
@@ -37,6 +36,5 @@ pub use outlook::Outlook;
 pub use planned::Planned;
 pub use profiler::{Effort, layers_timed, take_profile};
 pub use profiles::keep_profile;
-
 pub use resolved::{BATCH_DEFAULT, Resolved};
 pub use specification::{CHUNK_DEFAULT, Specification, Topology, flights_default};

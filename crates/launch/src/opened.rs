@@ -1,9 +1,10 @@
 //! A model, found and opened.
 
+use crate::device::Device;
 use crate::error::LaunchError;
 use crate::news::{LaunchNews, Tell};
 use crate::specification::Specification;
-use glinthawk_compute::cuda::CudaDevice;
+use glinthawk_compute::cuda::{CudaDevice, has_driver};
 use glinthawk_compute::{ContextType, Isa};
 use glinthawk_jobs::ServedModel;
 use glinthawk_model::catalogue::{self, ResolvedModel};
@@ -26,7 +27,7 @@ impl Opened {
     /// Checks a specification, finds its device, and opens its model.
     pub fn open(specification: &Specification, tell: Tell<'_>) -> Result<Self, LaunchError> {
         specification.check()?;
-        let device = specification.device().open(tell)?;
+        let device = open_device(specification.device(), tell)?;
         let (model, served) = open(&specification.model, specification.context_max, tell)?;
         let served = Arc::new(served);
         Ok(Self { model, served, device, weights_identity: OnceLock::new() })
@@ -55,6 +56,18 @@ impl Opened {
         served.identity =
             format!("{model}, {context_type} contexts, {kind}, ends {:?}", served.eos_tokens);
         Arc::new(served)
+    }
+}
+
+/// The GPU to use; `None` is the CPU. If there is a driver and `Auto` cannot use its GPU, that is news.
+fn open_device(device: Device, tell: Tell<'_>) -> Result<Option<CudaDevice>, LaunchError> {
+    match device {
+        Device::Cpu => Ok(None),
+        Device::Auto if !has_driver() => Ok(None),
+        Device::Cuda(ordinal) => Ok(Some(CudaDevice::open(ordinal)?)),
+        Device::Auto => {
+            Ok(CudaDevice::open(0).inspect_err(|error| tell(LaunchNews::NoGpu(error))).ok())
+        }
     }
 }
 
