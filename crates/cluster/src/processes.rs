@@ -3,7 +3,7 @@
 
 use crate::error::ClusterError;
 use crate::layout::Layout;
-pub(crate) use glinthawk_compute::allowed_cores;
+use glinthawk_compute::allowed_cores;
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;

@@ -11,6 +11,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
+use glinthawk_protocol::lane_pages;
 use rayon::prelude::*;
 
 use crate::bound::Bottleneck;
@@ -35,8 +36,6 @@ const FLIGHTS: [f64; 11] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0,
 const BATCHES: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
 /// The best by the objective's own estimate that are forecast first.
 const FIRST: usize = 6;
-/// Positions in a page.
-const PAGE_POSITIONS: f64 = 16.0;
 
 /// What to optimise.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -236,10 +235,9 @@ impl<'a> Choice<'a> {
     }
 
     fn holds_a_context(&self, site: &Site, candidate: &Candidate) -> bool {
-        let layers = site.slices[0] as f64;
-        let page_bytes = PAGE_POSITIONS * layers * self.space.job.shape.context_bytes_per_layer();
-        let pages = (self.context_bytes(site, candidate).max(0.0).floor() / page_bytes).floor();
-        pages >= self.context_max().div_ceil(PAGE_POSITIONS as usize) as f64
+        let page_bytes = self.space.job.shape.page_bytes(site.slices[0]);
+        let held = (self.context_bytes(site, candidate).max(0.0).floor() / page_bytes) as u64;
+        lane_pages(held, self.context_max() as u32, 1).is_some()
     }
 
     /// Positions of the longest prompt with its completion.
@@ -253,11 +251,10 @@ impl<'a> Choice<'a> {
         let (shape, cluster) = (&self.space.job.shape, &self.space.cluster);
         let Candidate { tier1, tier2, pool, batch, local_rows, flights } = *candidate;
         let bytes = self.context_bytes(site, candidate);
-        let page_bytes = PAGE_POSITIONS * shape.context_bytes_per_layer();
         let budget = |used: bool| match used {
             true => ContextBudget {
                 bytes: bytes as u64,
-                pages: (bytes / page_bytes) as u64,
+                pages: (bytes / shape.page_bytes(1)) as u64,
                 seats: batch * flights,
             },
             false => ContextBudget { bytes: 0, pages: 0, seats: 0 },
