@@ -59,6 +59,11 @@ fn show(shown: &mut Option<(&'static str, ProgressBar)>, news: LaunchNews<'_>) {
                 units::counted(workers as u64, "worker"),
             ));
         }
+        LaunchNews::MixedKinds(kinds) => {
+            return say(format_args!(
+                "the nodes compute on different kinds ({kinds}): results depend on where they are computed"
+            ));
+        }
         LaunchNews::NoProfile => {
             return say(
                 "there is no profile of this machine for such a model yet: taking a brief one",

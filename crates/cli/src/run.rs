@@ -88,7 +88,8 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         Outlook::of(expected, &opened, &resolved, planned)
     });
     let mut running = with_bars(|tell| launch(&opened, &resolved, &interrupted, tell))?;
-    let served = with_bars(|tell| opened.identified(running.isa, specification.context_type, tell));
+    let served =
+        with_bars(|tell| opened.identified(&running.kind, specification.context_type, tell));
     let engine = &mut running.engine;
     // Opened last because this may empty the output: a bad option must not lose anything.
     let mut job = prepared.start(served)?;
@@ -152,7 +153,7 @@ fn exit_code(summary: &JobSummary, output: &Output, interrupted: bool) -> ExitCo
 }
 
 /// The model with its identity, if that is known before the cluster is there. Workers from elsewhere
-/// may have a weaker instruction set than this machine, and then all use that one.
+/// may have other instruction sets than this machine.
 fn known_model(
     opened: &Opened,
     specification: &Specification,
@@ -160,8 +161,8 @@ fn known_model(
     if specification.topology.listen.is_some() {
         return Ok(None);
     }
-    let isa = isa(specification.isa)?;
-    Ok(Some(with_bars(|tell| opened.identified(isa, specification.context_type, tell))))
+    let kind = opened.kind(isa(specification.isa)?);
+    Ok(Some(with_bars(|tell| opened.identified(&kind, specification.context_type, tell))))
 }
 
 /// What `--stats` holds: the run, and what was expected of it.

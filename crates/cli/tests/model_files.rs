@@ -102,26 +102,48 @@ fn another_way_to_compute_makes_other_results() {
     check_all_differ(&before, &ids(&case, &["--max-context", "128"]));
 }
 
+/// Runs a case with two workers from elsewhere, the second on this instruction set; returns the ids and what the
+/// dispatcher said.
+fn ids_of_cluster(case: &Case, options: &[&str], isa: &str) -> (BTreeMap<String, Value>, String) {
+    let options = [&["--tier1", "1", "--workers", "2"], options].concat();
+    let dispatcher = Dispatcher::listen(case, "127.0.0.1:0", &options);
+    let workers = [dispatcher.worker(&[]), dispatcher.worker(&["--isa", isa])];
+    let said = dispatcher.running.finish().expect(0).stderr;
+    for worker in workers {
+        worker.finish().expect(0);
+    }
+    let ids = case.answers().into_iter().map(|(name, answer)| (name, answer["id"].clone()));
+    (ids.collect(), said)
+}
+
 #[test]
-fn the_weakest_of_a_cluster_is_part_of_its_results() {
+fn what_the_nodes_compute_on_is_part_of_their_results() {
     let (case, _) = case(INPUT);
-    let portable = ids(&case, &["--isa", "portable"]);
-    fs::remove_file(case.output()).expect("the output of one process");
+    let (best, portable) = (Isa::detect().name(), Isa::Portable.name());
+    let of_one_process = ids(&case, &[]);
+    let fresh = || fs::remove_file(case.output()).expect("the output of the run before");
+    fresh();
     // The second time all is done, which shows only once the workers are there.
     for _ in 0..2 {
-        let options = ["--tier1", "1", "--workers", "2"];
-        let dispatcher = Dispatcher::listen(&case, "127.0.0.1:0", &options);
-        let workers = [dispatcher.worker(&["--isa", "portable"]), dispatcher.worker(&[])];
-        dispatcher.running.finish().expect(0);
-        for worker in workers {
-            worker.finish().expect(0);
-        }
-        let answers = case.answers();
-        assert_eq!(answers.len(), portable.len());
-        for (name, id) in &portable {
-            assert_eq!(answers[name]["id"], *id);
-        }
+        let (of_one_kind, said) = ids_of_cluster(&case, &[], best);
+        assert_eq!(of_one_kind, of_one_process, "one kind is one kind in any topology");
+        assert!(!said.contains("different kinds"), "{said}");
     }
+    if best == portable {
+        return;
+    }
+    fresh();
+    for _ in 0..2 {
+        let (mixed, said) = ids_of_cluster(&case, &[], portable);
+        check_all_differ(&of_one_process, &mixed);
+        let kinds = format!("different kinds (tier1-0 {best}, tier2-0-0 {portable})");
+        assert!(said.contains(&kinds), "{said}");
+    }
+    fresh();
+    let (capped, said) = ids_of_cluster(&case, &["--isa", portable], portable);
+    assert!(!said.contains("different kinds"), "{said}");
+    fresh();
+    assert_eq!(capped, ids(&case, &["--isa", portable]), "--isa is for all nodes");
 }
 
 #[test]

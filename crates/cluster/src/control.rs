@@ -49,8 +49,8 @@ pub struct Offer {
     pub place: Option<u32>,
     /// Kernel threads.
     pub threads: u32,
-    /// Instruction set, by name.
-    pub isa: String,
+    /// What its kernels run on: its best instruction set, by name.
+    pub kind: String,
     /// Memory it has for contexts, in bytes.
     pub memory_bytes: u64,
     /// Port at which it accepts its neighbours.
@@ -74,9 +74,8 @@ pub struct Role {
     pub identity: Identity,
     /// The model's shape.
     pub config: ModelConfig,
-    /// Instruction set of all kernels, so that results do not depend on the node that computes
-    /// them.
-    pub isa: String,
+    /// What its kernels are to run on.
+    pub kind: String,
     /// The node to dial: the slice's Tier-1 node, or the next slice's.
     pub dial: Option<String>,
     /// Artificial link between the tiers.

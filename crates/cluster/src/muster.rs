@@ -2,6 +2,7 @@
 
 use crate::control::{Control, Link, Offer, Role};
 use crate::error::ClusterError;
+use crate::kinds::Kinds;
 use crate::layout::Layout;
 use crate::net::{Config, Controller, Event, Peer, Token};
 use crate::remote::{Node, RemoteFabric, name_of};
@@ -9,6 +10,7 @@ use glinthawk_compute::Isa;
 use glinthawk_flight::{Buffer, Pool};
 use glinthawk_model::{Identity, Model, Tensor};
 use half::bf16;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -30,8 +32,8 @@ pub struct ClusterSpec<'a> {
     pub identity: Identity,
     /// The name by which workers look for it on their own disks.
     pub model_name: String,
-    /// The best instruction set to use; all nodes use the weakest among them.
-    pub isa: Isa,
+    /// The best instruction set that a node may use; `None` leaves each its own best.
+    pub isa: Option<Isa>,
     /// Memory for contexts of each attention worker; `None` takes what each offers.
     pub context_memory_bytes: Option<u64>,
     /// Artificial link between the tiers.
@@ -57,8 +59,8 @@ pub struct Mustered {
     pub fabric: RemoteFabric,
     /// Pages of every lane.
     pub lane_pages: Vec<u32>,
-    /// Instruction set of all kernels.
-    pub isa: Isa,
+    /// What each node's kernels run on.
+    pub kinds: Kinds,
     /// Kernel threads of the first Tier-1 node.
     pub threads: usize,
     /// Least memory for contexts of any attention worker, in bytes.
@@ -99,7 +101,6 @@ impl Muster {
             self.gather(event);
         }
         let (tier1, tier2) = self.cast(layout)?;
-        let isa = self.common_isa(spec.isa)?;
         let memory =
             |peer: &Peer| spec.context_memory_bytes.unwrap_or(self.offer(*peer).memory_bytes);
         let mut lane_pages = vec![u32::MAX; layout.lanes()];
@@ -113,11 +114,11 @@ impl Muster {
                 memory_min = memory_min.min(memory(peer));
             }
         }
-        let nodes = self.send_roles(spec, isa, &lane_pages, &tier1, &tier2)?;
+        let (nodes, kinds) = self.send_roles(spec, &lane_pages, &tier1, &tier2)?;
         let threads = self.offer(tier1[0]).threads as usize;
         self.serve_until_ready(spec.model, &nodes, tick)?;
         let fabric = RemoteFabric::new(self.controller, tier1[0], nodes);
-        Ok(Mustered { fabric, lane_pages, isa, threads, context_memory_bytes: memory_min })
+        Ok(Mustered { fabric, lane_pages, kinds, threads, context_memory_bytes: memory_min })
     }
 
     fn offers(&self) -> usize {
@@ -163,17 +164,15 @@ impl Muster {
                 None => {}
             }
         }
-        open.sort_by_key(|peer| {
-            let offer = self.offer(*peer);
-            let rank = offer.isa.parse::<Isa>().unwrap_or(Isa::Portable);
-            std::cmp::Reverse((rank, offer.threads))
-        });
+        let strength = |peer: Peer| self.offer(peer).kind.parse::<Isa>().unwrap_or(Isa::Portable);
+        open.sort_by_key(|peer| Reverse((strength(*peer), self.offer(*peer).threads)));
         let wanted = tier1_needed.saturating_sub(cast[0].len()).min(open.len());
         let rest = open.split_off(wanted);
         cast[0].extend(open);
         cast[1].extend(rest);
+        // The same kinds of nodes have the same roles every time: results are found again by them.
         for peers in &mut cast {
-            peers.sort_by_key(|peer| (self.offer(*peer).place, *peer));
+            peers.sort_by_key(|peer| (self.offer(*peer).place, Reverse(strength(*peer)), *peer));
         }
         let [tier1, tier2] = cast;
         if tier1.len() != tier1_needed || tier2.len() != tier2_needed {
@@ -186,29 +185,24 @@ impl Muster {
         Ok((tier1, by_slice))
     }
 
-    /// The instruction set that every worker has, because results must not depend on the node that
-    /// computes them.
-    fn common_isa(&self, best: Isa) -> Result<Isa, ClusterError> {
-        let mut isa = best;
-        for offer in self.members.values().filter_map(|member| member.offer.as_ref()) {
-            isa = isa.min(offer.isa.parse()?);
-        }
-        Ok(isa)
+    /// What a worker's kernels are to run on: its own best, unless the user wants less of all.
+    fn kind(&self, peer: Peer, best: Option<Isa>) -> Result<String, ClusterError> {
+        let own: Isa = self.offer(peer).kind.parse()?;
+        Ok(best.map_or(own, |best| own.min(best)).name().to_owned())
     }
 
     fn send_roles(
         &self,
         spec: &ClusterSpec<'_>,
-        isa: Isa,
         lane_pages: &[u32],
         tier1: &[Peer],
         tier2: &[Vec<Peer>],
-    ) -> Result<BTreeMap<Peer, Node>, ClusterError> {
+    ) -> Result<(BTreeMap<Peer, Node>, Kinds), ClusterError> {
         let address = |peer: Peer| {
             let member = &self.members[&peer];
             SocketAddr::new(member.address, self.offer(peer).port).to_string()
         };
-        let role = |slice: usize, lane: Option<u32>, dial: Option<String>| Role {
+        let role = |slice: usize, lane: Option<u32>, dial: Option<String>, kind: String| Role {
             slice,
             lane,
             layout: spec.layout.clone(),
@@ -216,7 +210,7 @@ impl Muster {
             model: spec.model_name.clone(),
             identity: spec.identity,
             config: spec.model.config().clone(),
-            isa: isa.name().to_owned(),
+            kind,
             dial,
             link: spec.link,
             trace: spec.trace,
@@ -225,18 +219,20 @@ impl Muster {
         let mut roles = Vec::new();
         for (slice, &peer) in tier1.iter().enumerate() {
             let next = tier1.get(slice + 1).map(|next| address(*next));
-            roles.push((peer, role(slice, None, next)));
+            roles.push((peer, role(slice, None, next, self.kind(peer, spec.isa)?)));
             for (lane, &worker) in (first_remote..).zip(&tier2[slice]) {
-                roles.push((worker, role(slice, Some(lane), Some(address(peer)))));
+                let kind = self.kind(worker, spec.isa)?;
+                roles.push((worker, role(slice, Some(lane), Some(address(peer)), kind)));
             }
         }
+        let kinds = Kinds::new(roles.iter().map(|(_, role)| (role.name(), role.kind.clone())));
         let mut nodes = BTreeMap::new();
         for (peer, role) in roles {
             let node = Node { name: role.name(), lane: role.lane };
             self.controller.send(peer, Control::Role(Box::new(role)).message(Buffer::default()))?;
             nodes.insert(peer, node);
         }
-        Ok(nodes)
+        Ok((nodes, kinds))
     }
 
     fn serve_until_ready(

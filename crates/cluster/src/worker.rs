@@ -58,7 +58,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         tier: options.tier,
         place: options.place,
         threads: options.threads as u32,
-        isa: options.isa.name().to_owned(),
+        kind: options.isa.name().to_owned(),
         memory_bytes: options.memory_bytes,
         port,
     };
@@ -67,7 +67,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     let role = wait_for_role(&controller, dispatcher, &mut stash)?;
     (options.news)(WorkerNews::Joined(&role));
     let threads = Arc::new(Threads::new(options.threads)?);
-    let backend = CpuBackend { isa: role.isa.parse()?, threads, pool };
+    let backend = CpuBackend { isa: role.kind.parse()?, threads, pool };
     let station = Arc::new(Station {
         controller,
         dispatcher,

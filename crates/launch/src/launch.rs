@@ -9,7 +9,6 @@ use glinthawk_cluster::{
     ClusterError, ClusterSpec, Engine, Fabric, GpuFabric, Kernels, LocalFabric, Muster, Processes,
     TOKEN_VARIABLE,
 };
-use glinthawk_compute::Isa;
 use std::env::VarError;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct Running {
     /// The engine.
     pub engine: Engine,
-    /// The instruction set of all its kernels.
-    pub isa: Isa,
+    /// What its kernels run on, which decides the bits of its results.
+    pub kind: String,
     _processes: Option<Processes>,
 }
 
@@ -53,9 +52,10 @@ fn launch_here(
         Some(gpu) => Box::new(GpuFabric::load(model, layout, pages, gpu, *threads, *trace, show)?),
         None => Box::new(LocalFabric::load(model, layout, pages, kernels, *trace, show)?),
     };
-    let setting = resolved.setting(opened, kernels, memory_bytes);
+    let kind = opened.kind(*isa);
+    let setting = resolved.setting(opened, kind.clone(), *threads, memory_bytes);
     let engine = Engine::new(fabric, layout, vec![pages; layout.local_lanes], setting);
-    Ok(Running { engine, isa: *isa, _processes: None })
+    Ok(Running { engine, kind, _processes: None })
 }
 
 /// Gathers a cluster, starting its workers first unless they come from elsewhere.
@@ -89,7 +89,7 @@ fn launch_cluster(
         model: &opened.model,
         identity: opened.weights_identity(tell),
         model_name: resolved.model.clone(),
-        isa: resolved.isa,
+        isa: resolved.isa_wanted,
         context_memory_bytes: *memory_bytes,
         link: topology.link(),
         trace: resolved.trace,
@@ -104,10 +104,14 @@ fn launch_cluster(
         });
         processes.as_mut().map_or(Ok(()), Processes::check)
     })?;
-    let kernels = Kernels { isa: mustered.isa, threads: mustered.threads };
-    let setting = resolved.setting(opened, kernels, mustered.context_memory_bytes);
+    if mustered.kinds.are_mixed() {
+        tell(LaunchNews::MixedKinds(&mustered.kinds));
+    }
+    let kind = mustered.kinds.to_string();
+    let memory_bytes = mustered.context_memory_bytes;
+    let setting = resolved.setting(opened, kind.clone(), mustered.threads, memory_bytes);
     let engine = Engine::new(Box::new(mustered.fabric), layout, mustered.lane_pages, setting);
-    Ok(Running { engine, isa: kernels.isa, _processes: processes })
+    Ok(Running { engine, kind, _processes: processes })
 }
 
 /// A secret for processes of this machine only.

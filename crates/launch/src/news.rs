@@ -1,5 +1,6 @@
 //! What whoever launches is told meanwhile.
 
+use glinthawk_cluster::Kinds;
 use glinthawk_compute::ComputeError;
 use glinthawk_model::catalogue::PullProgress;
 use std::net::SocketAddr;
@@ -19,6 +20,8 @@ pub enum LaunchNews<'a> {
     Joined(usize, usize),
     /// Workers have loaded their weights: how many, of how many.
     Ready(usize, usize),
+    /// The nodes compute on different kinds, so results depend on where they are computed.
+    MixedKinds(&'a Kinds),
     /// Kernels are being timed: measurements done, and in all.
     Profiling(u64, u64),
     /// A brief profile is about to be taken, because there is none of this machine for such a model.

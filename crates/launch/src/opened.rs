@@ -41,18 +41,22 @@ impl Opened {
         })
     }
 
-    /// The served model with the identity of everything that decides its results here.
+    /// What kernels of one process run on: the GPU's kind, or the CPU's instruction set.
+    pub fn kind(&self, isa: Isa) -> String {
+        self.device.as_ref().map_or_else(|| isa.to_string(), CudaDevice::kind)
+    }
+
+    /// The served model with the identity of everything that decides its results; bits differ between kinds of
+    /// kernels.
     pub fn identified(
         &self,
-        isa: Isa,
+        kind: &str,
         context_type: ContextType,
         tell: Tell<'_>,
     ) -> Arc<ServedModel> {
         let mut served = ServedModel::clone(&self.served);
         let (tokenizer, template) = (&served.tokenizer, served.template.as_ref());
         let model = Identity::of_model(self.weights_identity(tell), tokenizer, template);
-        // Bits differ between kinds of kernels.
-        let kind = self.device.as_ref().map_or_else(|| isa.to_string(), CudaDevice::kind);
         served.identity =
             format!("{model}, {context_type} contexts, {kind}, ends {:?}", served.eos_tokens);
         Arc::new(served)

@@ -5,7 +5,7 @@ use crate::machine;
 use crate::opened::Opened;
 use crate::profiles;
 use crate::specification::{Specification, Topology, flights_default};
-use glinthawk_cluster::{ClusterError, Crowd, GpuFabric, Kernels as CpuKernels, Layout, Setting};
+use glinthawk_cluster::{ClusterError, Crowd, GpuFabric, Layout, Setting};
 use glinthawk_compute::cuda::{CudaDevice, CudaModel};
 use glinthawk_compute::{ContextType, CpuContext, Isa, allowed_cores};
 use glinthawk_flight::pages_for;
@@ -25,8 +25,10 @@ pub struct Resolved {
     pub model: String,
     /// The engine's shape.
     pub layout: Layout,
-    /// Instruction set of the kernels; workers from elsewhere may have a weaker one, and then all use that.
+    /// Instruction set of the kernels on this machine.
     pub isa: Isa,
+    /// The best instruction set that any node may use; `None` leaves workers from elsewhere their own best.
+    pub isa_wanted: Option<Isa>,
     /// Kernel threads of each process on this machine.
     pub threads: usize,
     /// Memory for contexts of each process that attends; `None` where every worker says how much it has.
@@ -79,6 +81,7 @@ impl Resolved {
         Ok(Self {
             model: specification.model.clone(),
             isa: machine::isa(specification.isa)?,
+            isa_wanted: specification.isa,
             threads,
             memory_bytes,
             topology: topology.clone(),
@@ -98,23 +101,23 @@ impl Resolved {
 
     /// What statistics say of an engine that nothing was loaded for.
     pub fn idle(&self, opened: &Opened) -> Setting {
-        self.setting(opened, CpuKernels { isa: self.isa, threads: self.threads }, 0)
+        self.setting(opened, opened.kind(self.isa), self.threads, 0)
     }
 
     /// What statistics say of the engine, whose kernels and memory may have come from its workers.
     pub(crate) fn setting(
         &self,
         opened: &Opened,
-        kernels: CpuKernels,
+        kind: String,
+        threads: usize,
         memory_bytes: u64,
     ) -> Setting {
         let (config, layout) = (opened.model.config(), &self.layout);
-        let gpu = opened.device.as_ref();
         Setting {
             model: opened.served.name.clone(),
-            backend: if gpu.is_some() { "cuda" } else { "cpu" },
-            instruction_set: gpu.map_or_else(|| kernels.isa.name().to_owned(), CudaDevice::kind),
-            threads: kernels.threads,
+            backend: if opened.device.is_some() { "cuda" } else { "cpu" },
+            instruction_set: kind,
+            threads,
             tier1_nodes: layout.slices,
             tier2_nodes: layout.tier2,
             tier1_attends: layout.local_lanes > 0,
