@@ -39,7 +39,7 @@ impl Bottleneck {
     }
 }
 
-/// A line below a step's time: `fixed + per_row · rows` seconds for any batch from `least` to `most` rows.
+/// A line below a stage's time: `fixed + per_row · rows` seconds for any batch from `least` to `most` rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Line {
     pub fixed: f64,
@@ -61,7 +61,7 @@ impl Line {
     }
 }
 
-/// A pass's work on Tier-1 nodes that are alike.
+/// A step's work on Tier-1 nodes that are alike.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Load {
     /// How many nodes.
@@ -78,14 +78,14 @@ impl Load {
         Self { nodes, local, ..Self::default() }
     }
 
-    /// Adds `times` steps.
+    /// Adds `times` stages.
     pub fn add(&mut self, line: Line, times: f64) {
         self.fixed += times * line.fixed;
         self.per_row += times * line.per_row;
         self.roots += times * (line.fixed * line.per_row).sqrt();
     }
 
-    /// The fixed part that batches of `m` rows share. Steps may differ in their batches; Cauchy's inequality bounds
+    /// The fixed part that batches of `m` rows share. Stages may differ in their batches; Cauchy's inequality bounds
     /// what that saves.
     fn shared(&self) -> f64 {
         if self.per_row == 0.0 { self.fixed } else { self.roots * self.roots / self.per_row }
@@ -101,8 +101,8 @@ impl Load {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Local {
     pub rows: f64,
-    /// Seconds of a pass off Tier 1's queues, attention included.
-    pub pass: f64,
+    /// Seconds of a step off Tier 1's queues, attention included.
+    pub step: f64,
 }
 
 /// Everything that limits a configuration.
@@ -114,7 +114,7 @@ pub(crate) struct Demand<'a> {
     pub rows_least: f64,
     pub flights: f64,
     pub loads: &'a [Load],
-    /// The least seconds that a shard is away from Tier 1 in a pass.
+    /// The least seconds that a shard is away from Tier 1 in a step.
     pub away: f64,
     /// The most rows per second that can reach Tier 2, and why.
     pub remote: Option<(f64, Bottleneck)>,
@@ -140,7 +140,7 @@ impl Demand<'_> {
     }
 
     fn local_rate(&self, local: Local) -> f64 {
-        self.flights * local.rows / local.pass
+        self.flights * local.rows / local.step
     }
 
     /// Assumes the largest batches everywhere; attention on Tier 1 takes time from the rest.
@@ -149,8 +149,8 @@ impl Demand<'_> {
             let each = load.seconds_per_row(self.rows);
             match (self.local, self.remote) {
                 // Local shards are away for no longer than the others and queue with them, so they make at
-                // least as many passes.
-                (Some(local), Some(_)) if local.pass <= self.away => {
+                // least as many steps.
+                (Some(local), Some(_)) if local.step <= self.away => {
                     1.0 / (each + load.local * local.rows / self.rows)
                 }
                 (Some(local), Some((remote, _))) if remote * each < 1.0 => {
@@ -163,24 +163,24 @@ impl Demand<'_> {
         self.loads.iter().map(of).fold(f64::INFINITY, f64::min)
     }
 
-    /// The rate, up to `most`, at which the available flights just cover a pass.
+    /// The rate, up to `most`, at which the available flights just cover a step.
     fn latency(&self, most: f64) -> f64 {
         let in_air = self.flights * self.rows;
         if self.loads.iter().all(|load| load.per_row == 0.0) {
-            let pass: f64 = self.loads.iter().map(|load| load.nodes * load.fixed).sum();
-            return in_air / (pass + self.away);
+            let step: f64 = self.loads.iter().map(|load| load.nodes * load.fixed).sum();
+            return in_air / (step + self.away);
         }
         let possible = |rate: f64| {
-            let mut pass = self.away;
+            let mut step = self.away;
             for load in self.loads {
                 let spare = 1.0 / rate - load.per_row;
                 let batch = (load.shared() / spare).max(self.rows_least).min(self.rows);
                 if spare <= 0.0 {
                     return false;
                 }
-                pass += load.nodes * (load.fixed + load.per_row * batch);
+                step += load.nodes * (load.fixed + load.per_row * batch);
             }
-            pass * rate <= in_air
+            step * rate <= in_air
         };
         if possible(most) {
             return most;
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn few_flights_cannot_have_both_large_batches_and_short_passes() {
+    fn few_flights_cannot_have_both_large_batches_and_short_steps() {
         let mut load = Load::new(1.0, 0.0);
         load.add(Line { fixed: 1.0, per_row: 0.01 }, 10.0);
         let loads = [load];

@@ -16,7 +16,7 @@ impl Space {
         let rows = candidate.rows();
         let layers = self.job.shape.layers as f64;
         // Local rows are a lane of their own, except if there is no other lane and under the paper's rules:
-        // then they are inside the step.
+        // then they are inside the stage.
         let local_attention = self.tier1.attention[candidate.local_rows];
         let inside = if paper || single_tier { local_attention } else { 0.0 };
         let local_lane = !paper && !single_tier && candidate.local_rows > 0;
@@ -38,9 +38,9 @@ impl Space {
             away = away.min(network(lane_rows as f64) + layers * way);
         }
         let local = local_lane.then(|| {
-            let pass = network(candidate.local_rows as f64) + layers * local_attention;
-            away = away.min(pass);
-            Local { rows: candidate.local_rows as f64, pass }
+            let step = network(candidate.local_rows as f64) + layers * local_attention;
+            away = away.min(step);
+            Local { rows: candidate.local_rows as f64, step }
         });
         let local_seconds = local.map_or(0.0, |local| local_attention / local.rows);
         let loads = self.loads(site, (rows_least, rows), inside, local_seconds);
@@ -57,7 +57,7 @@ impl Space {
         demand.limit()
     }
 
-    /// Seconds of a row on a link between slices; for a pass, how many links carry weight, and the delays
+    /// Seconds of a row on a link between slices; for a step, how many links carry weight, and the delays
     /// of all.
     fn hops(&self, site: &Site, single_tier: bool) -> (f64, (f64, f64)) {
         let (link, nodes) = (&self.cluster.tier1.link, site.tier1 as f64);

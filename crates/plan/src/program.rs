@@ -1,4 +1,4 @@
-//! A configuration compiled to what the event loop runs: steps on Tier-1 nodes, lanes, and their routes to Tier
+//! A configuration compiled to what the event loop runs: stages on Tier-1 nodes, lanes, and their routes to Tier
 //! 2.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::random::{Random, mix};
 /// Sampled service times kept per lane and slice; a draw picks one of them.
 const SAMPLES: usize = 256;
 
-/// The products of a step.
+/// The products of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Products {
     Pre,
@@ -22,16 +22,16 @@ enum Products {
     PreAndPost,
 }
 
-/// How long a kind of step takes.
+/// How long a kind of stage takes.
 #[derive(Clone, Debug)]
-pub(crate) struct StepTime {
+pub(crate) struct StageTime {
     kernels: Arc<Kernels>,
     products: Products,
-    /// Seconds of attention inside the step.
+    /// Seconds of attention inside the stage.
     attention: f64,
 }
 
-impl StepTime {
+impl StageTime {
     /// Seconds for a batch of `rows` rows.
     pub fn seconds(&self, rows: usize) -> f64 {
         let kernels = &self.kernels;
@@ -48,7 +48,7 @@ impl StepTime {
 
 /// One service on a Tier-1 node and what follows it.
 #[derive(Clone, Debug)]
-pub(crate) struct Step {
+pub(crate) struct Stage {
     /// The Tier-1 node.
     pub node: u32,
     /// Which of the program's times it takes.
@@ -93,11 +93,11 @@ impl Way {
     }
 }
 
-/// A configuration's steps, lanes and ways.
+/// A configuration's stages, lanes and ways.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
-    pub steps: Vec<Step>,
-    pub times: Vec<StepTime>,
+    pub stages: Vec<Stage>,
+    pub times: Vec<StageTime>,
     pub nodes: usize,
     /// The same on every slice. The paper's algorithms send whole flights: one lane, whose node stands for all of a slice.
     pub lanes: Vec<Lane>,
@@ -108,7 +108,7 @@ pub(crate) struct Program {
     pub flights: usize,
     /// One-way delay between the tiers.
     pub delay: f64,
-    /// Whether the dispatcher is given its prompts one by one, so that a shard's first pass has one row.
+    /// Whether the dispatcher is given its prompts one by one, so that a shard's first step has one row.
     pub one_by_one: bool,
     pub jitter: f64,
     pub seed: u64,
@@ -123,7 +123,7 @@ impl Program {
         let nodes = configuration.slices.len();
         let lanes = lanes_of(configuration.rules, &configuration.slices[0]);
         let mut program = Self {
-            steps: Vec::with_capacity(layers + nodes),
+            stages: Vec::with_capacity(layers + nodes),
             times: Vec::new(),
             nodes,
             ways: Vec::with_capacity(nodes * lanes.len()),
@@ -140,9 +140,9 @@ impl Program {
             assert_eq!(lanes, program.lanes, "a flight has the same lanes on every slice");
             match configuration.rules {
                 Rules::Paper | Rules::Listing => {
-                    program.push_paper_steps(configuration, node, slice)
+                    program.push_paper_stages(configuration, node, slice)
                 }
-                Rules::Full => program.push_steps(configuration, node, slice),
+                Rules::Full => program.push_stages(configuration, node, slice),
             }
             program.push_ways(configuration, slice);
         }
@@ -151,19 +151,19 @@ impl Program {
 
     /// The index of a time; slices with the same kernels share theirs.
     fn time(&mut self, slice: &Slice, products: Products, attention: f64) -> u32 {
-        let same = |time: &StepTime| {
+        let same = |time: &StageTime| {
             Arc::ptr_eq(&time.kernels, &slice.tier1)
                 && time.products == products
                 && time.attention == attention
         };
         let index = self.times.iter().position(same).unwrap_or_else(|| {
-            self.times.push(StepTime { kernels: slice.tier1.clone(), products, attention });
+            self.times.push(StageTime { kernels: slice.tier1.clone(), products, attention });
             self.times.len() - 1
         });
         index as u32
     }
 
-    fn push_paper_steps(&mut self, configuration: &Configuration, node: usize, slice: &Slice) {
+    fn push_paper_stages(&mut self, configuration: &Configuration, node: usize, slice: &Slice) {
         let local = configuration.contexts.attention(&slice.tier1, slice.local_rows);
         let single_tier = slice.is_single_tier();
         let hop_bytes = configuration.traffic.hop_bytes(&configuration.shape);
@@ -171,7 +171,7 @@ impl Program {
         for layer in 1..=slice.layers {
             let sends = layer == slice.layers || configuration.rules == Rules::Listing;
             let hops = single_tier && sends;
-            self.steps.push(Step {
+            self.stages.push(Stage {
                 node: node as u32,
                 time,
                 attends: !single_tier,
@@ -181,7 +181,7 @@ impl Program {
         }
     }
 
-    fn push_steps(&mut self, configuration: &Configuration, node: usize, slice: &Slice) {
+    fn push_stages(&mut self, configuration: &Configuration, node: usize, slice: &Slice) {
         let single_tier = slice.is_single_tier();
         let last_slice = node + 1 == configuration.slices.len();
         let alone = configuration.slices.len() == 1;
@@ -201,7 +201,7 @@ impl Program {
                 _ if ends => self.time(slice, Products::Post, 0.0),
                 _ => self.time(slice, Products::Fused, inside),
             };
-            self.steps.push(Step {
+            self.stages.push(Stage {
                 node: node as u32,
                 time,
                 attends: !ends && !single_tier,
@@ -260,26 +260,27 @@ impl Program {
         &self.ways[node * self.lanes.len() + lane]
     }
 
-    /// How many steps of each node attend.
+    /// How many stages of each node attend.
     fn attends(&self) -> Vec<f64> {
         let mut attends = vec![0.0; self.nodes];
-        for step in self.steps.iter().filter(|step| step.attends) {
-            attends[step.node as usize] += 1.0;
+        for stage in self.stages.iter().filter(|stage| stage.attends) {
+            attends[stage.node as usize] += 1.0;
         }
         attends
     }
 
-    /// Seconds of a lane's pass on links and in delays, if nothing waits.
+    /// Seconds of a lane's step on links and in delays, if nothing waits.
     fn network(&self, lane: usize, attends: &[f64]) -> f64 {
         let Lane { rows, local } = self.lanes[lane];
-        let hops: f64 = self.steps.iter().map(|step| step.hop * rows as f64 + step.hop_delay).sum();
+        let hops: f64 =
+            self.stages.iter().map(|stage| stage.hop * rows as f64 + stage.hop_delay).sum();
         let ways = attends.iter().enumerate().filter(|_| !local);
         let ways =
             ways.map(|(node, times)| times * (self.way(node, lane).transfer() + 2.0 * self.delay));
         hops + ways.sum::<f64>()
     }
 
-    /// Seconds of a pass on links and in delays if nothing waits, averaged over rows.
+    /// Seconds of a step on links and in delays if nothing waits, averaged over rows.
     pub fn network_seconds(&self) -> f64 {
         let attends = self.attends();
         let lanes = self.lanes.iter().enumerate();
@@ -303,10 +304,10 @@ impl Program {
                 .enumerate()
                 .map(|(node, times)| times * self.way(node, lane).attend)
                 .sum();
-            let pass = self.network(lane, &attends) + attention;
-            away = away.min(pass);
+            let step = self.network(lane, &attends) + attention;
+            away = away.min(step);
             if own.local && attends.iter().any(|&times| times > 0.0) {
-                local = Some((lane, Local { rows: own.rows as f64, pass }));
+                local = Some((lane, Local { rows: own.rows as f64, step }));
             }
         }
         let mut loads: Vec<Load> = (0..self.nodes)
@@ -318,9 +319,9 @@ impl Program {
             })
             .collect();
         let mut hops = vec![0.0; self.nodes];
-        for step in &self.steps {
-            loads[step.node as usize].add(lines[step.time as usize], 1.0);
-            hops[step.node as usize] += step.hop;
+        for stage in &self.stages {
+            loads[stage.node as usize].add(lines[stage.time as usize], 1.0);
+            hops[stage.node as usize] += stage.hop;
         }
         let demand = Demand {
             rows: self.rows as f64,

@@ -1,4 +1,4 @@
-//! Shards that wait for a node: the deepest step first, and among equals the one that arrived
+//! Shards that wait for a node: the deepest stage first, and among equals the one that arrived
 //! first.
 
 /// The end of a list.
@@ -7,62 +7,62 @@ const NONE: u32 = u32::MAX;
 /// The queues of identical nodes; a shard is in at most one of them.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    /// Steps of a node.
-    steps: usize,
+    /// Stages of a node.
+    stages: usize,
     words: usize,
-    /// First and last shard of every node's every step.
+    /// First and last shard of every node's every stage.
     ends: Vec<(u32, u32)>,
-    /// Which steps of a node have shards.
+    /// Which stages of a node have shards.
     waiting: Vec<u64>,
     /// The shard behind each shard.
     behind: Vec<u32>,
 }
 
 impl Queues {
-    /// Queues for `nodes` nodes with up to `steps` steps, and `shards` shards.
-    pub fn new(nodes: usize, steps: usize, shards: usize) -> Self {
-        let words = steps.div_ceil(64);
+    /// Queues for `nodes` nodes with up to `stages` stages, and `shards` shards.
+    pub fn new(nodes: usize, stages: usize, shards: usize) -> Self {
+        let words = stages.div_ceil(64);
         Self {
-            steps,
+            stages,
             words,
-            ends: vec![(NONE, NONE); nodes * steps],
+            ends: vec![(NONE, NONE); nodes * stages],
             waiting: vec![0; nodes * words],
             behind: vec![NONE; shards],
         }
     }
 
-    /// Adds a shard that waits for a step of a node, counted from the node's first.
-    pub fn push(&mut self, node: usize, step: usize, shard: u32) {
+    /// Adds a shard that waits for a stage of a node, counted from the node's first.
+    pub fn push(&mut self, node: usize, stage: usize, shard: u32) {
         self.behind[shard as usize] = NONE;
-        let (first, last) = &mut self.ends[node * self.steps + step];
+        let (first, last) = &mut self.ends[node * self.stages + stage];
         if *first == NONE {
             *first = shard;
-            self.waiting[node * self.words + step / 64] |= 1 << (step % 64);
+            self.waiting[node * self.words + stage / 64] |= 1 << (stage % 64);
         } else {
             self.behind[*last as usize] = shard;
         }
         *last = shard;
     }
 
-    /// The deepest step of a node that has shards.
+    /// The deepest stage of a node that has shards.
     pub fn deepest(&self, node: usize) -> Option<usize> {
         let words = &self.waiting[node * self.words..(node + 1) * self.words];
         let word = words.iter().rposition(|&word| word != 0)?;
         Some(word * 64 + 63 - words[word].leading_zeros() as usize)
     }
 
-    /// The shard that arrived first among those that wait for a step.
-    pub fn first(&self, node: usize, step: usize) -> Option<u32> {
-        Some(self.ends[node * self.steps + step].0).filter(|&shard| shard != NONE)
+    /// The shard that arrived first among those that wait for a stage.
+    pub fn first(&self, node: usize, stage: usize) -> Option<u32> {
+        Some(self.ends[node * self.stages + stage].0).filter(|&shard| shard != NONE)
     }
 
-    /// Removes the first shard of a step.
-    pub fn pop(&mut self, node: usize, step: usize) -> Option<u32> {
-        let shard = self.first(node, step)?;
+    /// Removes the first shard of a stage.
+    pub fn pop(&mut self, node: usize, stage: usize) -> Option<u32> {
+        let shard = self.first(node, stage)?;
         let next = self.behind[shard as usize];
-        self.ends[node * self.steps + step].0 = next;
+        self.ends[node * self.stages + stage].0 = next;
         if next == NONE {
-            self.waiting[node * self.words + step / 64] &= !(1 << (step % 64));
+            self.waiting[node * self.words + stage / 64] &= !(1 << (stage % 64));
         }
         Some(shard)
     }
@@ -73,15 +73,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_deepest_step_leaves_first_and_equals_keep_their_order() {
+    fn the_deepest_stage_leaves_first_and_equals_keep_their_order() {
         let mut queues = Queues::new(2, 130, 10);
-        for (shard, step) in [(0, 3), (1, 129), (2, 3), (3, 64), (4, 129)] {
-            queues.push(1, step, shard);
+        for (shard, stage) in [(0, 3), (1, 129), (2, 3), (3, 64), (4, 129)] {
+            queues.push(1, stage, shard);
         }
         assert_eq!(queues.deepest(0), None);
         let mut left = Vec::new();
-        while let Some(step) = queues.deepest(1) {
-            left.push((step, queues.pop(1, step).expect("it waits")));
+        while let Some(stage) = queues.deepest(1) {
+            left.push((stage, queues.pop(1, stage).expect("it waits")));
         }
         assert_eq!(left, [(129, 1), (129, 4), (64, 3), (3, 0), (3, 2)]);
     }

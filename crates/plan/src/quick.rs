@@ -45,17 +45,17 @@ impl<'a> Quick<'a> {
         }
     }
 
-    /// Seconds of the job, pass after pass.
+    /// Seconds of the job, step after step.
     pub fn seconds(&self, site: &Site, candidate: &Candidate) -> f64 {
         let lanes = lanes(candidate);
         let rows_max = lanes * candidate.batch * candidate.flights;
         let seats = rows_max.min(lanes * Self::seats(site, candidate)).max(1);
-        let passes = Passes::of(self.space, site, candidate, rows_max);
+        let times = StepSeconds::of(self.space, site, candidate, rows_max);
         let all = self.workload.lengths();
         let count = all.len().min(PROMPTS_PER_SEAT * seats.max(16));
         let lengths = (0..count).map(|index| all[index * all.len() / count]);
         let rows: f64 = lengths.clone().map(|length| length.rows() as f64).sum();
-        let seconds = run(lengths, self.chunk, seats, rows_max, |rows| passes.seconds(rows));
+        let seconds = run(lengths, self.chunk, seats, rows_max, |rows| times.at(rows));
         seconds * self.workload.rows() / rows
     }
 
@@ -123,20 +123,20 @@ fn attention_least(kernels: &Kernels, workload: &Workload, chunk: usize) -> f64 
     workload.lengths().iter().map(of).sum()
 }
 
-/// Seconds of a pass by the rows in the air, known at some and linear between them.
-struct Passes {
+/// Seconds of a step by the rows in the air, known at some and linear between them.
+struct StepSeconds {
     known: Vec<(f64, f64)>,
 }
 
-impl Passes {
+impl StepSeconds {
     fn of(space: &Space, site: &Site, candidate: &Candidate, rows_max: usize) -> Self {
         let ladder = std::iter::successors(Some(1), |&rows| Some(rows * 2));
         let below = ladder.take_while(|&rows| rows < rows_max);
-        let at = |rows: usize| (rows as f64, pass(space, site, candidate, rows));
+        let at = |rows: usize| (rows as f64, step_seconds(space, site, candidate, rows));
         Self { known: below.chain([rows_max]).map(at).collect() }
     }
 
-    fn seconds(&self, rows: usize) -> f64 {
+    fn at(&self, rows: usize) -> f64 {
         let rows = rows as f64;
         let above = self.known.partition_point(|(known, _)| *known < rows);
         let (high, at_high) = self.known[above.min(self.known.len() - 1)];
@@ -151,7 +151,7 @@ impl Passes {
 /// Seconds in which `rows` rows, spread over all flights, go through all layers: what the busiest node or link takes
 /// for all flights, or what one flight's way takes. Tier 1 computes a flight at a time: the shards of one flight mostly
 /// meet there again, those of two mostly do not.
-fn pass(space: &Space, site: &Site, candidate: &Candidate, rows: usize) -> f64 {
+fn step_seconds(space: &Space, site: &Site, candidate: &Candidate, rows: usize) -> f64 {
     let lanes = lanes(candidate);
     let flights = candidate.flights.min(rows.div_ceil(lanes));
     let (flight, shard) = (rows.div_ceil(flights), rows.div_ceil(flights * lanes));
@@ -183,7 +183,7 @@ fn pass(space: &Space, site: &Site, candidate: &Candidate, rows: usize) -> f64 {
     way.max(flights as f64 * busiest.max(hop))
 }
 
-/// Seats prompts and takes passes until all are through: in each, a row of every prompt that generates, and as many
+/// Seats prompts and takes steps until all are through: in each, a row of every prompt that generates, and as many
 /// rows of prefill as there is room for.
 fn run(
     mut lengths: impl Iterator<Item = Length>,
@@ -195,7 +195,7 @@ fn run(
     let (mut seconds, mut seated, mut generating) = (0.0, 0, 0);
     // Rows that are still to come and tokens to generate, of those in prefill.
     let mut prefill: VecDeque<(usize, usize)> = VecDeque::new();
-    // How many prompts end in this pass, the next one, and so on.
+    // How many prompts end in this step, the next one, and so on.
     let mut ends: VecDeque<usize> = VecDeque::new();
     loop {
         while seated < seats {
@@ -241,9 +241,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passes_are_counted_as_prompts_take_them() {
+    fn steps_are_counted_as_prompts_take_them() {
         let length = |prompt, output| Length { prompt, output };
-        for (lengths, chunk, seats, rows_max, passes, rows) in [
+        for (lengths, chunk, seats, rows_max, steps, rows) in [
             // One prompt: its chunks, then a row for every further token.
             (vec![length(10, 3)], 4, 1, 8, 5, 12),
             (vec![length(1, 1)], 4, 1, 8, 1, 1),
@@ -255,13 +255,13 @@ mod tests {
         ] {
             let counted = std::cell::Cell::new((0, 0));
             let count = |more: usize| {
-                let (passes, rows) = counted.get();
-                counted.set((passes + 1, rows + more));
+                let (steps, rows) = counted.get();
+                counted.set((steps + 1, rows + more));
                 1.0
             };
             let seconds = run(lengths.into_iter(), chunk, seats, rows_max, count);
-            assert_eq!(counted.get(), (passes, rows));
-            assert_eq!(seconds, f64::from(passes));
+            assert_eq!(counted.get(), (steps, rows));
+            assert_eq!(seconds, f64::from(steps));
         }
     }
 }

@@ -105,7 +105,7 @@ fn report(configuration: &Configuration, trace: Option<&mut Trace>) -> Report {
             tier1_compute: tier1,
             tier2_compute: tier2,
             network,
-            queueing: (outcome.pass_seconds - tier1 - tier2 - network).max(0.0),
+            queueing: (outcome.step_seconds - tier1 - tier2 - network).max(0.0),
         },
         rows: program.rows,
         flights: program.flights,

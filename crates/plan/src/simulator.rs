@@ -1,33 +1,33 @@
-//! The discrete-event loop: compute and links serve one at a time, delay is pure, the deepest step goes first.
+//! The discrete-event loop: compute and links serve one at a time, delay is pure, the deepest stage goes first.
 //!
 //! It mirrors the protocol: a shard (the rows of a flight on one lane) travels by itself, and a Tier-1 node merges the
-//! shards that are ready at its deepest step, up to a flight's rows. Links are first in, first out and fed in order of
+//! shards that are ready at its deepest stage, up to a flight's rows. Links are first in, first out and fed in order of
 //! time, so they need no events of their own: a send knows its arrival at once. Times are whole nanoseconds.
 
 use crate::bound::Bottleneck;
 use crate::heap::{Heap, key};
-use crate::program::{Lane, Program, Step};
+use crate::program::{Lane, Program, Stage};
 use crate::queue::Queues;
 use crate::random::{Random, mix};
 use crate::trace::{Span, Trace};
 
-/// Passes of every shard before the measurement, and of all shards together, so that transients settle even with
+/// Steps of every shard before the measurement, and of all shards together, so that transients settle even with
 /// few shards.
-const PASSES_SETTLING: usize = 2;
-const PASSES_SETTLING_TOGETHER: usize = 150;
-/// The fewest passes that are measured, over all shards, so that few shards do not mean few samples; more if chance
+const STEPS_SETTLING: usize = 2;
+const STEPS_SETTLING_TOGETHER: usize = 150;
+/// The fewest steps that are measured, over all shards, so that few shards do not mean few samples; more if chance
 /// plays a part.
-const PASSES_MEASURED: usize = 100;
-const PASSES_MEASURED_RANDOM: usize = 1000;
-/// Passes of every shard to settle, and the fewest to measure, if the run begins prompt by prompt.
-const PASSES_ONE_BY_ONE: (usize, usize) = (12, 12);
+const STEPS_MEASURED: usize = 100;
+const STEPS_MEASURED_RANDOM: usize = 1000;
+/// Steps of every shard to settle, and the fewest to measure, if the run begins prompt by prompt.
+const STEPS_ONE_BY_ONE: (usize, usize) = (12, 12);
 /// Up to this many shards the run begins as a job does, prompt by prompt: how batches merge later depends on it.
 /// With more shards, the bunch that this creates takes too long to spread, so they begin with all their rows.
 const SHARDS_ONE_BY_ONE: usize = 40;
 
 /// What happens: the kind in the lowest bits, above it the index of a shard, node or worker.
 mod event {
-    /// A shard is ready for its next step on a Tier-1 node.
+    /// A shard is ready for its next stage on a Tier-1 node.
     pub const READY: u32 = 0;
     /// A Tier-1 node finished a batch.
     pub const COMPUTED: u32 = 1;
@@ -43,8 +43,8 @@ mod event {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Shard {
+    stage: u32,
     step: u32,
-    pass: u32,
     /// Its place among those that wait for Tier 1.
     ticket: u32,
     began: u64,
@@ -87,11 +87,11 @@ struct WayNs {
     reply_far: u64,
 }
 
-/// Sums over the measured passes.
+/// Sums over the measured steps.
 #[derive(Clone, Debug, Default)]
 struct Tally {
-    /// Passes and their nanoseconds, by lane.
-    passes: Vec<(u64, u64)>,
+    /// Steps and their nanoseconds, by lane.
+    steps: Vec<(u64, u64)>,
     /// Nanoseconds of shards in Tier-1 batches and in attention.
     tier1_ns: u64,
     tier2_ns: u64,
@@ -102,11 +102,11 @@ struct Tally {
 pub(crate) struct Outcome {
     /// Rows per second; never above the bound if nothing is random.
     pub rows_per_second: f64,
-    /// Mean seconds of a pass: the time per token.
-    pub pass_seconds: f64,
-    /// Seconds of a pass in Tier-1 batches.
+    /// Mean seconds of a step: the time per token.
+    pub step_seconds: f64,
+    /// Seconds of a step in Tier-1 batches.
     pub tier1_seconds: f64,
-    /// Seconds of a pass in attention on Tier 2.
+    /// Seconds of a step in attention on Tier 2.
     pub tier2_seconds: f64,
     /// Fraction of time that each Tier-1 node is busy.
     pub tier1_busy: Vec<f64>,
@@ -125,8 +125,8 @@ pub(crate) struct Outcome {
 struct Machine<'a> {
     program: &'a Program,
     lanes: usize,
-    /// First step of every node.
-    first_steps: Vec<u32>,
+    /// First stage of every node.
+    first_stages: Vec<u32>,
     ways: Vec<WayNs>,
     /// Nanoseconds by (time of the program, rows); `u64::MAX` if not computed yet.
     times: Vec<u64>,
@@ -153,7 +153,7 @@ struct Machine<'a> {
     tier2: Vec<Tier2>,
     tier2_queues: Queues,
     random: Random,
-    passes: u64,
+    steps: u64,
     tally: Tally,
     trace: Option<&'a mut Trace>,
 }
@@ -173,12 +173,12 @@ pub(crate) fn run(program: &Program, trace: Option<&mut Trace>) -> Outcome {
     let shards = machine.shards.len();
     // A start prompt by prompt takes longer to settle.
     let (settling_least, measured_least) =
-        if machine.one_by_one { PASSES_ONE_BY_ONE } else { (PASSES_SETTLING, 1) };
-    let settling = PASSES_SETTLING_TOGETHER.div_ceil(shards).max(settling_least);
+        if machine.one_by_one { STEPS_ONE_BY_ONE } else { (STEPS_SETTLING, 1) };
+    let settling = STEPS_SETTLING_TOGETHER.div_ceil(shards).max(settling_least);
     machine.run_until((shards * settling) as u64);
     let began = machine.now;
     machine.start_measuring();
-    let least = if program.is_deterministic() { PASSES_MEASURED } else { PASSES_MEASURED_RANDOM };
+    let least = if program.is_deterministic() { STEPS_MEASURED } else { STEPS_MEASURED_RANDOM };
     let measured = least.div_ceil(shards).max(measured_least);
     machine.run_until((shards * (settling + measured)) as u64);
     machine.outcome((machine.now - began) as f64 * 1e-9)
@@ -188,14 +188,14 @@ impl<'a> Machine<'a> {
     fn new(program: &'a Program, trace: Option<&'a mut Trace>) -> Self {
         let (nodes, lanes) = (program.nodes, program.lanes.len());
         let shards = program.flights * lanes;
-        let mut first_steps = vec![u32::MAX; nodes];
-        let mut steps = vec![0; nodes];
-        for (index, step) in program.steps.iter().enumerate() {
-            let first = &mut first_steps[step.node as usize];
+        let mut first_stages = vec![u32::MAX; nodes];
+        let mut stages = vec![0; nodes];
+        for (index, stage) in program.stages.iter().enumerate() {
+            let first = &mut first_stages[stage.node as usize];
             *first = (*first).min(index as u32);
-            steps[step.node as usize] += 1;
+            stages[stage.node as usize] += 1;
         }
-        let steps = steps.into_iter().max().expect("there is a slice");
+        let stages = stages.into_iter().max().expect("there is a slice");
         let ways = program.ways.iter().map(|way| WayNs {
             send: nanoseconds(way.send),
             send_far: nanoseconds(way.send_far),
@@ -214,7 +214,7 @@ impl<'a> Machine<'a> {
         let mut machine = Self {
             program,
             lanes,
-            first_steps,
+            first_stages,
             foreseen: lanes == 1 || ways.iter().all(|way| way.reply == 0),
             ways,
             times: vec![u64::MAX; program.times.len() * (program.rows + 1)],
@@ -225,7 +225,7 @@ impl<'a> Machine<'a> {
             handled: 0,
             shards: vec![Shard::default(); shards],
             tier1: vec![Tier1::default(); nodes],
-            tier1_queues: Queues::new(nodes * class_rows.len(), steps, shards),
+            tier1_queues: Queues::new(nodes * class_rows.len(), stages, shards),
             classes,
             class_rows,
             one_by_one,
@@ -233,10 +233,10 @@ impl<'a> Machine<'a> {
             called: Vec::new(),
             kept: Vec::new(),
             tier2: vec![Tier2::default(); nodes * lanes],
-            tier2_queues: Queues::new(nodes * lanes, steps, shards),
+            tier2_queues: Queues::new(nodes * lanes, stages, shards),
             random: Random::new(program.seed),
-            passes: 0,
-            tally: Tally { passes: vec![(0, 0); lanes], ..Tally::default() },
+            steps: 0,
+            tally: Tally { steps: vec![(0, 0); lanes], ..Tally::default() },
             trace,
         };
         for shard in 0..shards as u32 {
@@ -245,8 +245,8 @@ impl<'a> Machine<'a> {
         machine
     }
 
-    fn run_until(&mut self, passes: u64) {
-        while self.passes < passes {
+    fn run_until(&mut self, steps: u64) {
+        while self.steps < steps {
             let next = self.events.first();
             // Everything that happens at one moment is taken in before a node starts, so that batches
             // are larger.
@@ -276,18 +276,18 @@ impl<'a> Machine<'a> {
             (node.busy_ns, node.out_ns) = (0, 0);
         }
         self.tier2.iter_mut().for_each(|worker| worker.busy_ns = 0);
-        self.tally = Tally { passes: vec![(0, 0); self.lanes], ..Tally::default() };
+        self.tally = Tally { steps: vec![(0, 0); self.lanes], ..Tally::default() };
     }
 
     fn outcome(&self, seconds: f64) -> Outcome {
         let program = self.program;
-        let lanes = program.lanes.iter().zip(&self.tally.passes);
+        let lanes = program.lanes.iter().zip(&self.tally.steps);
         // Little's law, lane by lane: it is steadier than counting what comes home within a window.
-        let rate = |(lane, &(passes, ns)): (&Lane, &(u64, u64))| {
-            if passes == 0 {
+        let rate = |(lane, &(steps, ns)): (&Lane, &(u64, u64))| {
+            if steps == 0 {
                 return 0.0;
             }
-            (program.flights * lane.rows) as f64 * passes as f64 / (ns as f64 * 1e-9)
+            (program.flights * lane.rows) as f64 * steps as f64 / (ns as f64 * 1e-9)
         };
         let mut rows_per_second: f64 = lanes.map(rate).sum();
         let (bound, bottleneck) = program.bound();
@@ -298,13 +298,13 @@ impl<'a> Machine<'a> {
         let share = |ns: u64| (ns as f64 * 1e-9 / seconds).min(1.0);
         let remote = |worker: &usize| !program.lanes[worker % self.lanes].local;
         let workers = (0..self.tier2.len()).filter(remote);
-        let passes: u64 = self.tally.passes.iter().map(|(passes, _)| passes).sum();
-        let per_pass = |ns: u64| ns as f64 * 1e-9 / passes as f64;
+        let steps: u64 = self.tally.steps.iter().map(|(steps, _)| steps).sum();
+        let per_step = |ns: u64| ns as f64 * 1e-9 / steps as f64;
         Outcome {
             rows_per_second,
-            pass_seconds: per_pass(self.tally.passes.iter().map(|(_, ns)| ns).sum()),
-            tier1_seconds: per_pass(self.tally.tier1_ns),
-            tier2_seconds: per_pass(self.tally.tier2_ns),
+            step_seconds: per_step(self.tally.steps.iter().map(|(_, ns)| ns).sum()),
+            tier1_seconds: per_step(self.tally.tier1_ns),
+            tier2_seconds: per_step(self.tally.tier2_ns),
             tier1_busy: self.tier1.iter().map(|node| share(node.busy_ns)).collect(),
             tier2_busy: workers.map(|worker| share(self.tier2[worker].busy_ns)).collect(),
             link_busy: self.tier1.iter().map(|node| share(node.out_ns)).collect(),
@@ -328,8 +328,8 @@ impl<'a> Machine<'a> {
         (ns as f64 * (1.0 + jitter * (2.0 * self.random.unit() - 1.0))) as u64
     }
 
-    fn step(&self, shard: u32) -> &'a Step {
-        &self.program.steps[self.shards[shard as usize].step as usize]
+    fn stage(&self, shard: u32) -> &'a Stage {
+        &self.program.stages[self.shards[shard as usize].stage as usize]
     }
 
     fn lane(&self, shard: u32) -> usize {
@@ -339,7 +339,7 @@ impl<'a> Machine<'a> {
     /// Whether the shard has only one row yet: prompts arrive one by one, and each launches a shard while one is
     /// home.
     fn has_one_row(&self, shard: u32) -> bool {
-        self.one_by_one && self.shards[shard as usize].pass == 0
+        self.one_by_one && self.shards[shard as usize].step == 0
     }
 
     fn class(&self, shard: u32) -> usize {
@@ -359,10 +359,10 @@ impl<'a> Machine<'a> {
         self.tickets = self.tickets.wrapping_add(1);
         let state = &mut self.shards[shard as usize];
         state.ticket = self.tickets;
-        let node = self.program.steps[state.step as usize].node;
-        let step = (state.step - self.first_steps[node as usize]) as usize;
+        let node = self.program.stages[state.stage as usize].node;
+        let stage = (state.stage - self.first_stages[node as usize]) as usize;
         let queue = node as usize * self.class_rows.len() + self.class(shard);
-        self.tier1_queues.push(queue, step, shard);
+        self.tier1_queues.push(queue, stage, shard);
         self.call(node);
     }
 
@@ -380,8 +380,8 @@ impl<'a> Machine<'a> {
         let Some(deepest) = self.deepest(node as usize) else { return };
         let mut batch = std::mem::take(&mut self.tier1[node as usize].batch);
         let rows = self.merge(node as usize, deepest, &mut batch);
-        let step = self.first_steps[node as usize] + deepest as u32;
-        let ns = self.step_ns(step, rows);
+        let stage = self.first_stages[node as usize] + deepest as u32;
+        let ns = self.stage_ns(stage, rows);
         let ns = self.jittered(ns);
         self.record(Span::tier1(node), self.now, batch[0], ns);
         self.tally.tier1_ns += ns * batch.len() as u64;
@@ -391,7 +391,7 @@ impl<'a> Machine<'a> {
         self.schedule(self.now + ns, event::COMPUTED, node);
     }
 
-    /// The deepest step of a node that shards wait for.
+    /// The deepest stage of a node that shards wait for.
     fn deepest(&self, node: usize) -> Option<usize> {
         let classes = self.class_rows.len();
         (node * classes..(node + 1) * classes)
@@ -399,8 +399,8 @@ impl<'a> Machine<'a> {
             .max()
     }
 
-    /// Moves shards that wait for a step into `batch`, oldest first, as long as their rows fit; returns the rows.
-    fn merge(&mut self, node: usize, step: usize, batch: &mut Vec<u32>) -> usize {
+    /// Moves shards that wait for a stage into `batch`, oldest first, as long as their rows fit; returns the rows.
+    fn merge(&mut self, node: usize, stage: usize, batch: &mut Vec<u32>) -> usize {
         let mut rows = 0;
         let first_queue = node * self.class_rows.len();
         loop {
@@ -410,7 +410,7 @@ impl<'a> Machine<'a> {
                 if own > room {
                     continue;
                 }
-                let Some(shard) = self.tier1_queues.first(first_queue + class, step) else {
+                let Some(shard) = self.tier1_queues.first(first_queue + class, stage) else {
                     continue;
                 };
                 let ticket = self.shards[shard as usize].ticket;
@@ -419,13 +419,13 @@ impl<'a> Machine<'a> {
                 }
             }
             let Some((_, class)) = oldest else { return rows };
-            batch.extend(self.tier1_queues.pop(first_queue + class, step));
+            batch.extend(self.tier1_queues.pop(first_queue + class, stage));
             rows += self.class_rows[class];
         }
     }
 
-    fn step_ns(&mut self, step: u32, rows: usize) -> u64 {
-        let time = self.program.steps[step as usize].time as usize;
+    fn stage_ns(&mut self, stage: u32, rows: usize) -> u64 {
+        let time = self.program.stages[stage as usize].time as usize;
         let known = &mut self.times[time * (self.program.rows + 1) + rows];
         if *known == u64::MAX {
             *known = nanoseconds(self.program.times[time].seconds(rows));
@@ -437,7 +437,7 @@ impl<'a> Machine<'a> {
         let mut batch = std::mem::take(&mut self.tier1[node as usize].batch);
         let mut kept = std::mem::take(&mut self.kept);
         for &shard in &batch {
-            if !self.step(shard).attends {
+            if !self.stage(shard).attends {
                 self.advance(shard);
             } else if self.program.lanes[self.lane(shard)].local {
                 kept.push(shard);
@@ -494,8 +494,8 @@ impl<'a> Machine<'a> {
     }
 
     fn arrived(&mut self, shard: u32) {
-        let step = self.shards[shard as usize].step;
-        let node = self.program.steps[step as usize].node as usize;
+        let stage = self.shards[shard as usize].stage;
+        let node = self.program.stages[stage as usize].node as usize;
         let worker = node * self.lanes + self.lane(shard);
         let state = &mut self.tier2[worker];
         state.in_transit -= 1;
@@ -503,7 +503,7 @@ impl<'a> Machine<'a> {
             return self.attend(worker, shard, self.now);
         }
         state.waiting += 1;
-        self.tier2_queues.push(worker, (step - self.first_steps[node]) as usize, shard);
+        self.tier2_queues.push(worker, (stage - self.first_stages[node]) as usize, shard);
         self.wake_when_free(worker);
     }
 
@@ -538,10 +538,10 @@ impl<'a> Machine<'a> {
         if samples.is_empty() {
             return self.part(shard, self.ways[worker].attend);
         }
-        // The same rows all through a pass: the draw depends on flight, pass and node alone.
+        // The same rows all through a step: the draw depends on flight, step and node alone.
         let flight = u64::from(shard) / self.lanes as u64;
-        let pass = u64::from(self.shards[shard as usize].pass);
-        let draw = mix(self.program.seed ^ (flight << 32) ^ pass) ^ worker as u64;
+        let step = u64::from(self.shards[shard as usize].step);
+        let draw = mix(self.program.seed ^ (flight << 32) ^ step) ^ worker as u64;
         nanoseconds(samples[(mix(draw) % samples.len() as u64) as usize])
     }
 
@@ -554,8 +554,8 @@ impl<'a> Machine<'a> {
             let at = self.reply(worker, shard, self.now);
             self.move_on(shard, at);
         }
-        let Some(step) = self.tier2_queues.deepest(worker) else { return };
-        let shard = self.tier2_queues.pop(worker, step).expect("the step has a shard");
+        let Some(stage) = self.tier2_queues.deepest(worker) else { return };
+        let shard = self.tier2_queues.pop(worker, stage).expect("the stage has a shard");
         self.tier2[worker].waiting -= 1;
         self.attend(worker, shard, self.now);
         if self.tier2[worker].waiting > 0 {
@@ -575,29 +575,29 @@ impl<'a> Machine<'a> {
     }
 
     fn advance(&mut self, shard: u32) {
-        let step = self.step(shard);
+        let stage = self.stage(shard);
         let mut at = self.now;
-        if step.hop > 0.0 || step.hop_delay > 0.0 {
+        if stage.hop > 0.0 || stage.hop_delay > 0.0 {
             let rows = self.class_rows[self.class(shard)] as f64;
-            let free = &mut self.tier1[step.node as usize].hop_free;
-            *free = (*free).max(self.now) + nanoseconds(step.hop * rows);
-            at = *free + nanoseconds(step.hop_delay);
+            let free = &mut self.tier1[stage.node as usize].hop_free;
+            *free = (*free).max(self.now) + nanoseconds(stage.hop * rows);
+            at = *free + nanoseconds(stage.hop_delay);
         }
         self.move_on(shard, at);
     }
 
-    /// The shard turns to its next step at time `at`; after the last one a pass is complete.
+    /// The shard turns to its next stage at time `at`; after the last one a step is complete.
     fn move_on(&mut self, shard: u32, at: u64) {
         let lane = self.lane(shard);
         let state = &mut self.shards[shard as usize];
-        state.step += 1;
-        if state.step as usize == self.program.steps.len() {
-            let (passes, ns) = &mut self.tally.passes[lane];
-            *passes += 1;
+        state.stage += 1;
+        if state.stage as usize == self.program.stages.len() {
+            let (steps, ns) = &mut self.tally.steps[lane];
+            *steps += 1;
             *ns += at - state.began;
-            (state.step, state.began) = (0, at);
-            state.pass += 1;
-            self.passes += 1;
+            (state.stage, state.began) = (0, at);
+            state.step += 1;
+            self.steps += 1;
         }
         if at > self.now {
             self.schedule(at, event::READY, shard);
@@ -608,9 +608,9 @@ impl<'a> Machine<'a> {
 
     fn record(&mut self, span: Span, start: u64, shard: u32, ns: u64) {
         if let Some(trace) = &mut self.trace {
-            let step = self.shards[shard as usize].step;
+            let stage = self.shards[shard as usize].stage;
             let flight = shard / self.lanes as u32;
-            trace.push(span, start as f64 * 1e-9, ns as f64 * 1e-9, flight, step);
+            trace.push(span, start as f64 * 1e-9, ns as f64 * 1e-9, flight, stage);
         }
     }
 }

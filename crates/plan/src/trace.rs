@@ -33,7 +33,7 @@ struct Entry {
     start: f64,
     seconds: f64,
     flight: u32,
-    step: u32,
+    stage: u32,
 }
 
 /// A timeline.
@@ -43,9 +43,9 @@ pub struct Trace {
 }
 
 impl Trace {
-    pub(crate) fn push(&mut self, span: Span, start: f64, seconds: f64, flight: u32, step: u32) {
+    pub(crate) fn push(&mut self, span: Span, start: f64, seconds: f64, flight: u32, stage: u32) {
         if self.entries.len() < SPANS_MAX {
-            self.entries.push(Entry { span, start, seconds, flight, step });
+            self.entries.push(Entry { span, start, seconds, flight, stage });
         }
     }
 
@@ -64,10 +64,10 @@ impl Trace {
         let mut text = String::from("[\n");
         for (index, entry) in self.entries.iter().enumerate() {
             let comma = if index == 0 { "" } else { ",\n" };
-            let Entry { span, start, seconds, flight, step } = entry;
+            let Entry { span, start, seconds, flight, stage } = entry;
             write!(
                 text,
-                "{comma}{{\"name\":\"{} f{flight} s{step}\",\"cat\":\"{}\",\"ph\":\"X\",\"pid\":{},\"tid\":{},\"ts\":{:.3},\"dur\":{:.3}}}",
+                "{comma}{{\"name\":\"{} f{flight} s{stage}\",\"cat\":\"{}\",\"ph\":\"X\",\"pid\":{},\"tid\":{},\"ts\":{:.3},\"dur\":{:.3}}}",
                 span.name, span.name, span.tier, span.node, start * 1e6, seconds * 1e6
             )
             .expect("writing to a string does not fail");
