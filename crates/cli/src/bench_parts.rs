@@ -5,7 +5,7 @@ use crate::units;
 use anyhow::Context;
 use glinthawk_cluster::net::{BenchOptions, bench};
 use glinthawk_cluster::peak_memory_bytes;
-use glinthawk_compute::bench::{Ceilings, ContextBench, Timing, WeightBench};
+use glinthawk_compute::bench::{Ceilings, ContextBench, KernelTiming, WeightBench};
 use glinthawk_compute::{ContextType, Threads};
 use glinthawk_launch::{isa, layers_timed, threads};
 use glinthawk_model::{Model, ModelConfig};
@@ -75,7 +75,7 @@ pub fn kernels(args: &KernelBenchArgs) -> anyhow::Result<ExitCode> {
 struct Share {
     seconds: f64,
     best: f64,
-    last: Timing,
+    last: KernelTiming,
     /// Operations and bytes per second at best.
     peak: f64,
     bandwidth: f64,
@@ -85,7 +85,7 @@ struct Share {
 fn measure<const N: usize>(
     runs: usize,
     ceilings: &Ceilings,
-    mut kernels: [&mut dyn FnMut() -> Timing; N],
+    mut kernels: [&mut dyn FnMut() -> KernelTiming; N],
 ) -> [Share; N] {
     kernels.iter_mut().for_each(|kernel| _ = kernel());
     let (mut operations, mut bytes) = (Vec::new(), Vec::new());

@@ -3,7 +3,7 @@
 use crate::args::PlanArgs;
 use crate::progress::say;
 use crate::{models, workloads};
-use glinthawk_plan::{Cluster, Job, Limits, Settings, Shape, Space, propose};
+use glinthawk_plan::{Cluster, PlannedJob, SearchLimits, Settings, Shape, Space, propose};
 use glinthawk_reproduce::Reproduction;
 use std::io::Write;
 use std::path::Path;
@@ -22,8 +22,8 @@ pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let settings = Settings { batch_max: args.batch_max as usize, ..Settings::default() };
     let start = Instant::now();
     let chunk = args.chunk as usize;
-    let space = Space::new(cluster, Job::of(&shape, &workload, chunk), settings);
-    let proposal = propose(&space, objective, &workload, chunk, Limits::default())?;
+    let space = Space::new(cluster, PlannedJob::of(&shape, &workload, chunk), settings);
+    let proposal = propose(&space, objective, &workload, chunk, SearchLimits::default())?;
     let mut out = std::io::stdout().lock();
     out.write_all(proposal.render().as_bytes())?;
     writeln!(out, "planned in {:.1} s", start.elapsed().as_secs_f64())?;

@@ -4,7 +4,9 @@ use crate::args::ProfileArgs;
 use crate::folder::require_folder;
 use crate::progress::{say, with_bars};
 use crate::units;
-use glinthawk_launch::{Device, Effort, Opened, Specification, isa, keep_profile, take_profile};
+use glinthawk_launch::{
+    Device, Opened, ProfileEffort, Specification, isa, keep_profile, take_profile,
+};
 use glinthawk_plan::Profile;
 use glinthawk_plan::profile::Curve;
 use std::io::Write;
@@ -16,9 +18,9 @@ pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
     require_folder("--output", args.output.as_deref())?;
     let effort = match (args.brief, args.quick) {
-        (true, _) => Effort::brief(),
-        (false, true) => Effort::quick(),
-        (false, false) => Effort::full(),
+        (true, _) => ProfileEffort::brief(),
+        (false, true) => ProfileEffort::quick(),
+        (false, false) => ProfileEffort::full(),
     };
     let specification = Specification {
         device: Device::Cpu,

@@ -8,9 +8,9 @@ use glinthawk_launch::LaunchError;
 use glinthawk_model::even_slices;
 use glinthawk_plan::shape::GIB;
 use glinthawk_plan::{
-    Catalogue, Cluster, Configuration, Contexts, Deployment, Disturbance, Forecast, Group, Kernels,
-    Link, Place, Plan, Profile, Report, Rules, Shape, Slice, Traffic, Workload, forecast,
-    simulate_traced,
+    Catalogue, Cluster, Configuration, Contexts, Deployment, Disturbance, Forecast, Group,
+    KernelTimes, NetworkLink, Place, Plan, Profile, RowTraffic, Rules, SettledReport, Shape, Slice,
+    Workload, forecast, simulate_traced,
 };
 use glinthawk_protocol::{PAGE_POSITIONS, lane_pages};
 use serde::Serialize;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Simulated {
-    settled: Report,
+    settled: SettledReport,
     job: Option<Forecast>,
 }
 
@@ -34,7 +34,7 @@ struct Planned {
 
 /// A node of a tier.
 struct Node {
-    kernels: Arc<Kernels>,
+    kernels: Arc<KernelTimes>,
     /// Bytes, where they are known: of a device of the catalogue.
     memory: Option<f64>,
 }
@@ -180,7 +180,7 @@ fn node(
         (Some(path), _) => {
             let profile = Profile::read(path)?;
             profile.check_shape(&path.display().to_string(), shape)?;
-            Kernels::Measured(Box::new(profile))
+            KernelTimes::Measured(Box::new(profile))
         }
         (None, Some(name)) => {
             let catalogue = Catalogue::built_in();
@@ -188,7 +188,7 @@ fn node(
                 .get(name)
                 .with_context(|| format!("no device `{name}`; known: {}", catalogue.names()))?;
             memory = Some(device.memory_gib.value * GIB);
-            Kernels::analytic(device, shape)
+            KernelTimes::analytic(device, shape)
         }
         (None, None) => return Ok(None),
     };
@@ -198,8 +198,8 @@ fn node(
 fn configuration(
     args: &SimulateArgs,
     shape: &Shape,
-    tier1: &Arc<Kernels>,
-    tier2: &Arc<Kernels>,
+    tier1: &Arc<KernelTimes>,
+    tier2: &Arc<KernelTimes>,
     workload: Option<&Workload>,
 ) -> Configuration {
     let (batch, nodes) = (args.batch as usize, args.tier2 as usize);
@@ -224,10 +224,10 @@ fn configuration(
         slices: even_slices(shape.layers, args.tier1 as usize).into_iter().map(slice).collect(),
         flights: args.flights() as usize,
         contexts,
-        hop: Link { rtt: 0.0, bandwidth: f64::INFINITY },
-        inter: Link { rtt: 2.0 * delay, bandwidth },
+        hop: NetworkLink { rtt: 0.0, bandwidth: f64::INFINITY },
+        inter: NetworkLink { rtt: 2.0 * delay, bandwidth },
         tier2_bandwidth: bandwidth,
-        traffic: Traffic::ResidualHome,
+        traffic: RowTraffic::ResidualHome,
         rules: Rules::Full,
         disturbance: Disturbance::default(),
         seed: 1,
@@ -238,8 +238,8 @@ fn deployment(
     args: &SimulateArgs,
     shape: &Shape,
     (context_max, lane_pages): (u32, u32),
-    tier1: &Arc<Kernels>,
-    tier2: &Arc<Kernels>,
+    tier1: &Arc<KernelTimes>,
+    tier2: &Arc<KernelTimes>,
 ) -> Deployment {
     let local_lane = args.tier2 == 0 || args.hybrid;
     Deployment {
@@ -259,7 +259,7 @@ fn deployment(
         delay: args.delay.unwrap_or_default().as_secs_f64(),
         bandwidth: args.bandwidth.map_or(f64::INFINITY, |rate| rate as f64),
         port: f64::INFINITY,
-        hop: Link { rtt: 0.0, bandwidth: f64::INFINITY },
+        hop: NetworkLink { rtt: 0.0, bandwidth: f64::INFINITY },
         place: match args.cores {
             Some(cores) => Place::SharedCores(cores as usize),
             None if args.tier1 == 1 && args.tier2 == 0 => {

@@ -4,7 +4,7 @@ use crate::error::ClusterError;
 use crate::layout::Layout;
 use crate::report::NodeReport;
 use glinthawk_flight::{Buffer, Message};
-use glinthawk_model::{Identity, ModelConfig, Tensor};
+use glinthawk_model::{ModelConfig, ModelIdentity, Tensor};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ pub struct Role {
     /// The model's name, to look for on the worker's own disk.
     pub model: String,
     /// What the weights found there must be.
-    pub identity: Identity,
+    pub identity: ModelIdentity,
     /// The model's shape.
     pub config: ModelConfig,
     /// What its kernels are to run on.

@@ -7,7 +7,7 @@ use crate::report::NodeReport;
 use crate::stats::{RunStats, Setting};
 use glinthawk_protocol::{
     Completion, Dispatcher, DispatcherAction, DispatcherEvent, Finish, Generated, Home, Launch,
-    Prompt, PromptId, Rejection, Standing, StepId,
+    Prompt, PromptId, PromptStanding, Rejection, StepId,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub struct Counted {
     /// Completions that ended by themselves, before they were as long as they might be.
     pub ended: u64,
     /// Prompts that are not finished.
-    pub inside: Vec<Standing>,
+    pub inside: Vec<PromptStanding>,
 }
 
 /// A dispatcher over a fabric.

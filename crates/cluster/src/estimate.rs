@@ -2,7 +2,7 @@
 //! the job have counted; it reads no clock.
 
 use crate::engine::Counted;
-use glinthawk_protocol::Standing;
+use glinthawk_protocol::PromptStanding;
 use std::collections::VecDeque;
 
 /// Rates cover the last seconds: long enough to be steady, short enough to follow a job from prefill to decoding.
@@ -168,7 +168,7 @@ fn expected(counted: &Counted) -> Expected {
 /// the prompt may generate. Otherwise completions are assumed to end after each token with the same probability,
 /// estimated from all tokens so far. Tokens of unfinished completions count too, because finished ones alone would
 /// favour short completions.
-fn further(counted: &Counted, standing: &Standing) -> f64 {
+fn further(counted: &Counted, standing: &PromptStanding) -> f64 {
     let room = f64::from(standing.generated_max.saturating_sub(standing.generated));
     if counted.ended == 0 {
         return room;
@@ -228,7 +228,7 @@ mod tests {
             });
             counted.inside = inside
                 .iter()
-                .map(|(line, prefilled, generated)| Standing {
+                .map(|(line, prefilled, generated)| PromptStanding {
                     prompt_left: line.prompt - prefilled,
                     generated: *generated,
                     generated_max: line.at_most,

@@ -8,7 +8,7 @@ use crate::net::{Config, Controller, Event, Peer, Token};
 use crate::remote::{Node, RemoteFabric, name_of};
 use glinthawk_compute::Isa;
 use glinthawk_flight::{Buffer, Pool};
-use glinthawk_model::{Identity, Model, Tensor};
+use glinthawk_model::{Model, ModelIdentity, Tensor};
 use half::bf16;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,8 +28,8 @@ pub struct ClusterSpec<'a> {
     pub layout: Layout,
     /// The model.
     pub model: &'a Model,
-    /// Identity of its weights, which a worker's own disk must match.
-    pub identity: Identity,
+    /// ModelIdentity of its weights, which a worker's own disk must match.
+    pub identity: ModelIdentity,
     /// The name by which workers look for it on their own disks.
     pub model_name: String,
     /// The best instruction set that a node may use; `None` leaves each its own best.

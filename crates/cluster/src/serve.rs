@@ -12,7 +12,7 @@ use crate::weights::model_of;
 use crate::wire;
 use glinthawk_compute::{Backend, CpuBackend, CpuContext};
 use glinthawk_flight::{Buffer, Kind, Message};
-use glinthawk_protocol::{Launch, NodeId, Outgoing, Parcel};
+use glinthawk_protocol::{Launch, NodeAddress, Outgoing, Parcel};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ struct Server<'a> {
     station: &'a Station,
     nodes: Nodes<CpuBackend>,
     /// The nodes elsewhere that send to these or are sent to.
-    peers: BTreeMap<NodeId, Peer>,
+    peers: BTreeMap<NodeAddress, Peer>,
 }
 
 /// Runs a worker in its role to its end.
@@ -60,13 +60,13 @@ impl Server<'_> {
         let local = layout.local_lanes as u32;
         (0..local).try_for_each(|lane| self.add_lane(lane))?;
         station.backend.threads.pin_caller();
-        self.peers.insert(NodeId::Dispatcher, station.dispatcher);
+        self.peers.insert(NodeAddress::Dispatcher, station.dispatcher);
         if let Some(next) = station.dial_neighbour(None)? {
-            self.peers.insert(NodeId::Tier1(slice + 1), next);
+            self.peers.insert(NodeAddress::Tier1(slice + 1), next);
         }
-        let lanes = (local..layout.lanes() as u32).map(|lane| NodeId::Tier2(slice, lane));
-        let previous = slice.checked_sub(1).map(NodeId::Tier1);
-        let mut awaited: Vec<NodeId> = lanes.chain(previous).collect();
+        let lanes = (local..layout.lanes() as u32).map(|lane| NodeAddress::Tier2(slice, lane));
+        let previous = slice.checked_sub(1).map(NodeAddress::Tier1);
+        let mut awaited: Vec<NodeAddress> = lanes.chain(previous).collect();
         while !awaited.is_empty() {
             match station.hear(IDLE)? {
                 Some(Heard::Message(peer, message, _)) => {
@@ -83,13 +83,13 @@ impl Server<'_> {
         Ok(())
     }
 
-    fn introduced(&mut self, peer: Peer, message: &Message) -> Result<NodeId, ClusterError> {
+    fn introduced(&mut self, peer: Peer, message: &Message) -> Result<NodeAddress, ClusterError> {
         let role = &self.station.role;
         let node = match Control::read(message)? {
-            Control::Introduce(None) if role.slice > 0 => NodeId::Tier1(role.slice - 1),
+            Control::Introduce(None) if role.slice > 0 => NodeAddress::Tier1(role.slice - 1),
             Control::Introduce(Some(lane)) if (lane as usize) < role.layout.lanes() => {
                 self.station.shape(peer);
-                NodeId::Tier2(role.slice, lane)
+                NodeAddress::Tier2(role.slice, lane)
             }
             other => {
                 return Err(ClusterError::Control(format!(
@@ -107,7 +107,7 @@ impl Server<'_> {
         let tier1 = self.station.dial_neighbour(Some(lane))?;
         let tier1 = tier1.expect("a Tier-2 node has a Tier-1 node to dial");
         self.station.shape(tier1);
-        self.peers.insert(NodeId::Tier1(self.nodes.slice), tier1);
+        self.peers.insert(NodeAddress::Tier1(self.nodes.slice), tier1);
         Ok(())
     }
 
@@ -166,7 +166,7 @@ impl Server<'_> {
         };
         let sent = self.station.controller.send(peer, message);
         // Of a lane that is gone, the controller says so in a moment.
-        if matches!(to, NodeId::Tier2(..)) { Ok(()) } else { Ok(sent?) }
+        if matches!(to, NodeAddress::Tier2(..)) { Ok(()) } else { Ok(sent?) }
     }
 
     /// Takes an event; `true` ends the worker.
@@ -179,7 +179,7 @@ impl Server<'_> {
             Heard::ReportWanted => self.station.send_reports(nodes::reports(&self.nodes))?,
             Heard::LaneLost(lane) => self.nodes.lose_lane(lane),
             Heard::Lost(peer, error) => match self.node_at(peer) {
-                Some(NodeId::Tier2(_, lane)) => self.nodes.lose_lane(lane),
+                Some(NodeAddress::Tier2(_, lane)) => self.nodes.lose_lane(lane),
                 _ => return Err(error),
             },
             Heard::Over => return Ok(true),
@@ -188,7 +188,7 @@ impl Server<'_> {
         Ok(false)
     }
 
-    fn node_at(&self, peer: Peer) -> Option<NodeId> {
+    fn node_at(&self, peer: Peer) -> Option<NodeAddress> {
         self.peers.iter().find(|(_, known)| **known == peer).map(|(node, _)| *node)
     }
 
@@ -201,10 +201,12 @@ impl Server<'_> {
     ) -> Result<Parcel<Payload<Buffer>>, ClusterError> {
         let (config, slice) = (&self.station.role.config, self.nodes.slice);
         let row_bytes = match (message.kind(), self.node_at(peer)) {
-            (Kind::Launch, Some(NodeId::Dispatcher)) => 0,
-            (Kind::Hop, Some(NodeId::Tier1(from))) if from + 1 == slice => config.hidden * 4,
-            (Kind::Attend, Some(NodeId::Tier1(from))) if from == slice => config.qkv_width() * 2,
-            (Kind::Attended, Some(NodeId::Tier2(..))) => config.query_width() * 2,
+            (Kind::Launch, Some(NodeAddress::Dispatcher)) => 0,
+            (Kind::Hop, Some(NodeAddress::Tier1(from))) if from + 1 == slice => config.hidden * 4,
+            (Kind::Attend, Some(NodeAddress::Tier1(from))) if from == slice => {
+                config.qkv_width() * 2
+            }
+            (Kind::Attended, Some(NodeAddress::Tier2(..))) => config.query_width() * 2,
             (kind, _) => {
                 let name = self.station.role.name();
                 return Err(ClusterError::Control(format!("{name} was sent {kind} by {peer}")));

@@ -5,7 +5,7 @@ use crate::error::ClusterError;
 use crate::net::Event;
 use crate::station::Station;
 use glinthawk_flight::{Buffer, Kind};
-use glinthawk_model::{ElsewhereWeights, Identity, Model, Tensor, catalogue};
+use glinthawk_model::{ElsewhereWeights, Model, ModelIdentity, Tensor, catalogue};
 use half::bf16;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ pub(crate) fn model_of(station: &Arc<Station>) -> Result<Model, ClusterError> {
     let role = &station.role;
     let here = catalogue::resolve_here(&role.model).and_then(|resolved| resolved.open().ok());
     // Every byte counts: a file that differs in a few of them would give other results.
-    let is_same = |model: &Model| Identity::of_weights(model, &mut |_, _| ()) == role.identity;
+    let is_same = |model: &Model| ModelIdentity::of_weights(model, &mut |_, _| ()) == role.identity;
     if let Some(model) = here.filter(is_same) {
         tracing::info!(model = role.model, "weights come from this disk");
         return Ok(model);

@@ -3,7 +3,7 @@
 
 mod stages;
 
-pub use stages::{AttentionBench, Stage, StageBench};
+pub use stages::{AttentionBench, StageBench, TimedStage};
 
 use crate::memory::Memory;
 use crate::{
@@ -25,7 +25,7 @@ const CPU: &str = "a CPU's kernels do not fail";
 
 /// What one pass of a kernel took and did.
 #[derive(Clone, Copy, Debug)]
-pub struct Timing {
+pub struct KernelTiming {
     /// Wall time.
     pub seconds: f64,
     /// Multiplications and additions; a multiply-add counts as two.
@@ -151,7 +151,7 @@ impl WeightBench {
     }
 
     /// All layers once, everything but attention, for a batch of `rows` rows.
-    pub fn layers(&mut self, rows: usize) -> Timing {
+    pub fn layers(&mut self, rows: usize) -> KernelTiming {
         let started = Instant::now();
         for layer in 0..self.layers {
             let positions = &self.positions[..rows];
@@ -169,15 +169,15 @@ impl WeightBench {
     }
 
     /// The classifier and the likeliest token of `rows` rows.
-    pub fn classify(&mut self, rows: usize) -> Timing {
+    pub fn classify(&mut self, rows: usize) -> KernelTiming {
         let slab_rows: Vec<usize> = (0..rows).collect();
         let started = Instant::now();
         self.weights.likeliest(&slab_rows);
         Self::timing(started, self.config.hidden * self.config.vocab, rows)
     }
 
-    fn timing(started: Instant, parameters: usize, rows: usize) -> Timing {
-        Timing {
+    fn timing(started: Instant, parameters: usize, rows: usize) -> KernelTiming {
+        KernelTiming {
             seconds: started.elapsed().as_secs_f64(),
             operations: (2 * parameters * rows) as f64,
             bytes: (parameters * size_of::<bf16>()) as f64,
@@ -232,7 +232,7 @@ impl ContextBench {
 
     /// One decode row for each context of `positions` positions that fits, `rows_max` at most.
     /// Their pages are scattered, as they are after contexts have grown side by side.
-    pub fn decode(&mut self, positions: usize, rows_max: usize) -> Timing {
+    pub fn decode(&mut self, positions: usize, rows_max: usize) -> KernelTiming {
         let pages_each = positions.div_ceil(PAGE_POSITIONS as usize);
         let rows = (self.pages / pages_each).min(rows_max);
         for row in 0..rows {
@@ -247,7 +247,7 @@ impl ContextBench {
         let page_bytes = CpuContext::page_bytes(&self.config, 1, self.context_type);
         let started = Instant::now();
         self.context.attend(0, &batch, &qkv, &mut attended).expect(CPU);
-        Timing {
+        KernelTiming {
             seconds: started.elapsed().as_secs_f64(),
             operations: (4 * rows * positions * self.config.query_width()) as f64,
             bytes: (rows * positions) as f64 * page_bytes as f64 / f64::from(PAGE_POSITIONS),

@@ -24,7 +24,7 @@ pub enum Earlier {
 
 /// How much of an input has its result before the job starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct JobStanding {
     /// Lines of the input that are not blank.
     pub lines: u64,
     /// Those that have their result.
@@ -38,10 +38,10 @@ pub(crate) fn compare(
     journal: &Journal,
     results: &Results,
     earlier: Earlier,
-) -> Result<Standing, JobError> {
+) -> Result<JobStanding, JobError> {
     let mut namer = Namer::new(model);
     let mut unmatched: HashSet<_> = results.succeeded.union(&results.failed).copied().collect();
-    let mut standing = Standing { lines: 0, done: 0 };
+    let mut standing = JobStanding { lines: 0, done: 0 };
     while let Some(line) = namer.next(input)? {
         standing.lines += 1;
         standing.done += u64::from(unmatched.remove(&line.key));

@@ -46,7 +46,7 @@ mod survey;
 mod unmatched;
 
 pub use collision::refuse_collisions;
-pub use earlier::{Earlier, Standing};
+pub use earlier::{Earlier, JobStanding};
 pub use error::JobError;
 pub use failures::FailureKind;
 pub use file_use::FileUse;

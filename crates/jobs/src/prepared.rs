@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::collision::refuse_collisions;
-use crate::earlier::{self, Earlier, Standing};
+use crate::earlier::{self, Earlier, JobStanding};
 use crate::error::JobError;
 use crate::file_use::FileUse;
 use crate::input::OpenInput;
@@ -19,7 +19,7 @@ pub struct PreparedJob {
     model: Option<Arc<ServedModel>>,
     output: PreparedOutput,
     earlier: Earlier,
-    standing: Option<Standing>,
+    standing: Option<JobStanding>,
 }
 
 impl PreparedJob {
@@ -56,7 +56,7 @@ impl PreparedJob {
     }
 
     /// How much of the input is done; unknown if nothing is, or if the input is a stream.
-    pub fn standing(&self) -> Option<Standing> {
+    pub fn standing(&self) -> Option<JobStanding> {
         self.standing
     }
 

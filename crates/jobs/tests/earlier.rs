@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::Case;
 use glinthawk_jobs::{
-    Earlier, Input, JobError, JobOptions, Output, PreparedJob, ServedModel, Standing,
+    Earlier, Input, JobError, JobOptions, JobStanding, Output, PreparedJob, ServedModel,
 };
 
 fn line(id: &str, prompt: &str) -> String {
@@ -150,7 +150,7 @@ fn another_model_at_the_last_moment_is_noticed() {
     case.run().unwrap();
     let before = case.output_text();
     let prepared = prepare(&case, Earlier::Continue, &case.model).unwrap();
-    assert_eq!(prepared.standing(), Some(Standing { lines: 2, done: 2 }));
+    assert_eq!(prepared.standing(), Some(JobStanding { lines: 2, done: 2 }));
     let mut other = case.model.clone();
     other.identity = "another instruction set".to_owned();
     let error = prepared.start(Arc::new(other)).err().unwrap();

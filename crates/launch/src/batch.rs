@@ -4,7 +4,7 @@ use crate::error::LaunchError;
 use crate::expected::Expected;
 use crate::news::{LaunchNews, Tell};
 use crate::opened::Opened;
-use crate::profiler::{Effort, take_profile};
+use crate::profiler::{ProfileEffort, take_profile};
 use crate::profiles::keep_profile;
 use crate::resolved::{BATCH_DEFAULT, Resolved};
 use crate::specification::Specification;
@@ -50,7 +50,7 @@ pub fn better_batch(
         }
         tell(LaunchNews::NoProfile);
         let profile =
-            take_profile(opened, usual.isa, usual.lane_threads(), &Effort::brief(), tell)?;
+            take_profile(opened, usual.isa, usual.lane_threads(), &ProfileEffort::brief(), tell)?;
         keep_profile(opened.model.config(), &profile)?;
     }
     let mut rates = Vec::new();

@@ -1,7 +1,7 @@
 //! What is known of a job before it begins: how many prompts it has and how long they are.
 
 use glinthawk_cluster::Crowd;
-use glinthawk_jobs::{Standing, Survey};
+use glinthawk_jobs::{JobStanding, Survey};
 use glinthawk_plan::{Deployment, Forecast, Length, Workload, forecast};
 
 /// Lines that are read to learn how long prompts are.
@@ -20,7 +20,7 @@ pub struct Expected {
 impl Expected {
     /// From a survey of the job's input, and how much of it is done already; `None` where no line
     /// of it is left that can be run.
-    pub fn of(survey: &Survey, standing: Option<Standing>) -> Option<Self> {
+    pub fn of(survey: &Survey, standing: Option<JobStanding>) -> Option<Self> {
         let lengths = lengths(survey);
         // The lines that are left are taken to be like those that were read.
         let left = standing.map_or(survey.lines, |standing| standing.lines - standing.done);

@@ -34,7 +34,7 @@ pub use news::{LaunchNews, Tell};
 pub use opened::{Opened, open_text};
 pub use outlook::Outlook;
 pub use planned::Planned;
-pub use profiler::{Effort, layers_timed, take_profile};
+pub use profiler::{ProfileEffort, layers_timed, take_profile};
 pub use profiles::keep_profile;
 pub use resolved::{BATCH_DEFAULT, Resolved};
 pub use specification::{CHUNK_DEFAULT, Specification, Topology, flights_default};

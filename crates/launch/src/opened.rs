@@ -8,7 +8,7 @@ use glinthawk_compute::cuda::{CudaDevice, has_driver};
 use glinthawk_compute::{ContextType, Isa};
 use glinthawk_jobs::ServedModel;
 use glinthawk_model::catalogue::{self, ResolvedModel};
-use glinthawk_model::{ChatTemplate, Identity, Model, Tokenizer};
+use glinthawk_model::{ChatTemplate, Model, ModelIdentity, Tokenizer};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -20,7 +20,7 @@ pub struct Opened {
     pub served: Arc<ServedModel>,
     /// The GPU that it will run on; none is the CPU.
     pub device: Option<CudaDevice>,
-    weights_identity: OnceLock<Identity>,
+    weights_identity: OnceLock<ModelIdentity>,
 }
 
 impl Opened {
@@ -34,10 +34,10 @@ impl Opened {
     }
 
     /// The identity of the weights; hashes them unless that was done before.
-    pub(crate) fn weights_identity(&self, tell: Tell<'_>) -> Identity {
+    pub(crate) fn weights_identity(&self, tell: Tell<'_>) -> ModelIdentity {
         *self.weights_identity.get_or_init(|| {
             let show = &mut |done, total| tell(LaunchNews::Checking(done, total));
-            Identity::of_weights(&self.model, show)
+            ModelIdentity::of_weights(&self.model, show)
         })
     }
 
@@ -56,7 +56,7 @@ impl Opened {
     ) -> Arc<ServedModel> {
         let mut served = ServedModel::clone(&self.served);
         let (tokenizer, template) = (&served.tokenizer, served.template.as_ref());
-        let model = Identity::of_model(self.weights_identity(tell), tokenizer, template);
+        let model = ModelIdentity::of_model(self.weights_identity(tell), tokenizer, template);
         served.identity =
             format!("{model}, {context_type} contexts, {kind}, ends {:?}", served.eos_tokens);
         Arc::new(served)

@@ -117,8 +117,8 @@ mod tests {
     use glinthawk_cluster::Crowd;
     use glinthawk_model::catalogue;
     use glinthawk_plan::{
-        Cluster, Job, Length, Limits, Objective, Settings, Shape, Space, Workload, forecast,
-        propose,
+        Cluster, Length, Objective, PlannedJob, SearchLimits, Settings, Shape, Space, Workload,
+        forecast, propose,
     };
 
     const CHUNK: usize = CHUNK_DEFAULT as usize;
@@ -184,8 +184,9 @@ mod tests {
                 "cost" => Objective::Cost,
                 _ => Objective::Deadline { seconds: 3600.0 },
             };
-            let space = Space::new(cluster, Job::of(&shape, &workload, CHUNK), Settings::default());
-            let limits = Limits { per_site: 1, forecasts: 4, events: 4_000_000 };
+            let space =
+                Space::new(cluster, PlannedJob::of(&shape, &workload, CHUNK), Settings::default());
+            let limits = SearchLimits { per_site: 1, forecasts: 4, events: 4_000_000 };
             let proposal = propose(&space, objective, &workload, CHUNK, limits).expect("found");
             if let Objective::Deadline { seconds } = objective {
                 assert!(proposal.best.seconds() <= seconds, "{line}");

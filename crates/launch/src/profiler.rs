@@ -7,7 +7,7 @@ use crate::overheads;
 use crate::profiles::provenance;
 use crate::sweep::{mean, sweep};
 use glinthawk_cluster::keep_to_cores;
-use glinthawk_compute::bench::{AttentionBench, Stage, StageBench};
+use glinthawk_compute::bench::{AttentionBench, StageBench, TimedStage};
 use glinthawk_compute::{Isa, Threads, allowed_cores};
 use glinthawk_model::{Model, ModelConfig};
 use glinthawk_plan::Profile;
@@ -30,7 +30,7 @@ const INTERLEAVED_TIMES_MAX: usize = 4;
 const BETWEEN_PROMPTS: usize = 192;
 
 /// How thorough a profile is.
-pub struct Effort {
+pub struct ProfileEffort {
     /// Batches, ascending.
     batches: Vec<usize>,
     /// Batches of attention, which is nearly proportional to them.
@@ -51,7 +51,7 @@ pub struct Effort {
     round_trips: usize,
 }
 
-impl Effort {
+impl ProfileEffort {
     /// For plans: minutes.
     pub fn full() -> Self {
         Self {
@@ -106,7 +106,7 @@ pub fn take_profile(
     opened: &Opened,
     isa: Isa,
     count: usize,
-    effort: &Effort,
+    effort: &ProfileEffort,
     tell: Tell<'_>,
 ) -> Result<Profile, LaunchError> {
     let model = &opened.model;
@@ -233,7 +233,7 @@ fn kernels(
     isa: Isa,
     mut stages: StageBench,
     threads: Arc<Threads>,
-    effort: &Effort,
+    effort: &ProfileEffort,
     instance: Instance,
     tell: Tell<'_>,
 ) -> Result<KernelCurves, LaunchError> {
@@ -268,9 +268,9 @@ fn kernels(
                 pages.attend(BETWEEN_PROMPTS, 1, context);
             }
             match kernel {
-                0 => stages.stage(Stage::Pre, rows, 1),
-                1 => stages.stage(Stage::Post, rows, 1),
-                2 => stages.stage(Stage::Fused, rows, 1),
+                0 => stages.stage(TimedStage::Pre, rows, 1),
+                1 => stages.stage(TimedStage::Post, rows, 1),
+                2 => stages.stage(TimedStage::Fused, rows, 1),
                 _ => stages.classify_greedy(rows),
             }
         })
@@ -293,7 +293,7 @@ fn attention(
     mut stages: StageBench,
     mut pages: AttentionBench,
     contexts: &[usize],
-    effort: &Effort,
+    effort: &ProfileEffort,
     advance: &mut dyn FnMut(),
 ) -> (Vec<AttentionCurve>, Vec<AttentionCurve>) {
     let (mut decode, mut prefill) = (Vec::new(), Vec::new());
@@ -310,7 +310,7 @@ fn attention(
                 let (prompts, rows_each) = split(rows);
                 mean(times, || {
                     // In between, weights go through the caches, as they do in a run.
-                    stages.stage(Stage::Fused, rows, 1);
+                    stages.stage(TimedStage::Fused, rows, 1);
                     pages.attend(prompts, rows_each, context)
                 })
             };

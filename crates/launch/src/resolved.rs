@@ -10,7 +10,7 @@ use glinthawk_compute::cuda::{CudaDevice, CudaModel};
 use glinthawk_compute::{ContextType, CpuContext, Isa, allowed_cores};
 use glinthawk_flight::pages_for;
 use glinthawk_model::{ModelConfig, even_slices};
-use glinthawk_plan::{Deployment, Kernels, Link, Place, Shape};
+use glinthawk_plan::{Deployment, KernelTimes, NetworkLink, Place, Shape};
 use std::sync::Arc;
 
 /// Rows of a flight on each lane, if neither the specification nor a profile say.
@@ -145,7 +145,7 @@ impl Resolved {
         }
         let config = opened.model.config();
         let kept = profiles::kept(config, self.isa, self.lane_threads())?;
-        let kernels = Arc::new(Kernels::Measured(Box::new(kept)));
+        let kernels = Arc::new(KernelTimes::Measured(Box::new(kept)));
         let Layout { slices, tier2, local_lanes, batch, flights, chunk, .. } = self.layout;
         let (cores, processes) = (allowed_cores().len(), slices * (1 + tier2));
         let link = self.topology.link();
@@ -166,7 +166,7 @@ impl Resolved {
             delay: link.delay.as_secs_f64(),
             bandwidth: link.bytes_per_second.map_or(f64::INFINITY, |rate| rate as f64),
             port: f64::INFINITY,
-            hop: Link { rtt: 0.0, bandwidth: f64::INFINITY },
+            hop: NetworkLink { rtt: 0.0, bandwidth: f64::INFINITY },
             place: match self.topology.is_one_process() {
                 true => Place::OneProcess { lanes: local_lanes },
                 false if processes >= cores => Place::SharedCores(cores),

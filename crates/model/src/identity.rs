@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A hash that two models share only if they give the same results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Identity([u8; 32]);
+pub struct ModelIdentity([u8; 32]);
 
-impl Identity {
+impl ModelIdentity {
     /// Of a model's configuration and all bytes of its weight files: what a node computes with.
     /// `progress` is told how many bytes of the files are hashed, and of how many.
     pub fn of_weights(model: &Model, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Self {
@@ -75,7 +75,7 @@ fn hash_all(files: &[WeightFile], hashed: &(dyn Fn(u64) + Sync)) -> Vec<[u8; 32]
     sha256s.into_inner().expect("no panic with the lock held")
 }
 
-impl fmt::Display for Identity {
+impl fmt::Display for ModelIdentity {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
     }
@@ -96,7 +96,7 @@ impl Parts {
         self.0.update(part);
     }
 
-    fn finish(self) -> Identity {
-        Identity(self.0.finalize().into())
+    fn finish(self) -> ModelIdentity {
+        ModelIdentity(self.0.finalize().into())
     }
 }

@@ -22,7 +22,7 @@ mod weights;
 pub use chat::{ChatError, ChatMessage, ChatTemplate};
 pub use config::{ModelConfig, even_slices};
 pub use error::{ConfigError, ModelError};
-pub use identity::Identity;
+pub use identity::ModelIdentity;
 pub use model::{ElsewhereWeights, Model, Source};
 pub use source::gguf::{Metadata, Value};
 pub use tokenizer::{Tokenizer, TokenizerError};

@@ -5,16 +5,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::calculus::{Link, Traffic};
+use crate::calculus::{NetworkLink, RowTraffic};
 use crate::catalogue::Catalogue;
 use crate::cluster::Cluster;
 use crate::configuration::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
 use crate::error::PlanError;
-use crate::kernels::Kernels;
-use crate::report::{Report, simulate};
+use crate::kernels::KernelTimes;
+use crate::report::{SettledReport, simulate};
 use crate::search::{Found, search};
 use crate::shape::Shape;
-use crate::space::{Job, Settings, Space};
+use crate::space::{PlannedJob, Settings, Space};
 
 const PAPER_CLUSTER: &str = include_str!("../data/clusters/t4-epyc.toml");
 
@@ -24,7 +24,7 @@ pub struct Timed {
     /// What it simulated.
     pub name: String,
     /// Its result.
-    pub report: Report,
+    pub report: SettledReport,
     /// Seconds it took.
     pub seconds: f64,
 }
@@ -65,7 +65,7 @@ pub fn large_cluster(tier1: usize, tier2: usize, flights: usize) -> Configuratio
     };
     let catalogue = Catalogue::built_in();
     let kernels = |name: &str| {
-        Arc::new(Kernels::analytic(
+        Arc::new(KernelTimes::analytic(
             catalogue.get(name).expect("the catalogue has the paper's devices"),
             &shape,
         ))
@@ -82,10 +82,10 @@ pub fn large_cluster(tier1: usize, tier2: usize, flights: usize) -> Configuratio
         shape,
         flights,
         contexts: Contexts::Fixed(2048.0),
-        hop: Link::new(2.0, 8.0),
-        inter: Link::new(2.0, 8.0),
+        hop: NetworkLink::new(2.0, 8.0),
+        inter: NetworkLink::new(2.0, 8.0),
         tier2_bandwidth: 1e9,
-        traffic: Traffic::ResidualHome,
+        traffic: RowTraffic::ResidualHome,
         rules: Rules::Full,
         disturbance: Disturbance { jitter: 0.05, straggler_share: 0.01, straggler_extra: 0.5 },
         seed: 1,
@@ -99,11 +99,11 @@ pub fn paper_search() -> Result<(Found, f64), PlanError> {
     let cluster = Cluster::parse("t4-epyc.toml", PAPER_CLUSTER, Path::new("."), &shape)?;
     let settings = Settings {
         rules: Rules::Paper,
-        traffic: Traffic::StateObject,
+        traffic: RowTraffic::StateObject,
         local_shares: vec![0.0],
         ..Settings::default()
     };
-    let space = Space::new(cluster, Job::longest(&shape, 2048.0, 3.0), settings);
+    let space = Space::new(cluster, PlannedJob::longest(&shape, 2048.0, 3.0), settings);
     let found = search(&space, true)?;
     Ok((found, start.elapsed().as_secs_f64()))
 }

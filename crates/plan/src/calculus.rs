@@ -6,14 +6,14 @@ use crate::shape::Shape;
 /// What travels between the tiers for a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Traffic {
+pub enum RowTraffic {
     /// The paper's: the whole state object goes to Tier 2 and back.
     StateObject,
     /// Ours: the residual stays on the Tier-1 node; q, k, v go out, the attention output comes back.
     ResidualHome,
 }
 
-impl Traffic {
+impl RowTraffic {
     /// Bytes from Tier 1 to Tier 2 for a row and layer: 2(2D + 2D_kv), or 2(D + 2D_kv).
     pub fn out_bytes(self, shape: &Shape) -> f64 {
         let residual = if self == Self::StateObject { shape.hidden } else { 0 };
@@ -37,14 +37,14 @@ impl Traffic {
 
 /// A link: half a round trip of pure delay, and a rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
+pub struct NetworkLink {
     /// Round-trip time in seconds.
     pub rtt: f64,
     /// Bytes per second, each direction.
     pub bandwidth: f64,
 }
 
-impl Link {
+impl NetworkLink {
     /// A link of `gbps` gigabits per second and `rtt_ms` milliseconds there and back.
     pub fn new(rtt_ms: f64, gbps: f64) -> Self {
         Self { rtt: rtt_ms / 1e3, bandwidth: gbps * 1e9 / 8.0 }
@@ -94,7 +94,12 @@ pub fn flights_two_tier(attention: f64, transit: f64, tier1_compute: f64) -> usi
 }
 
 /// t_n of a flight of `rows` rows: RTT + 2 B K' (4D + 2 D_kv) / BW for the paper's traffic.
-pub fn inter_tier_transit(shape: &Shape, traffic: Traffic, link: &Link, rows: f64) -> f64 {
+pub fn inter_tier_transit(
+    shape: &Shape,
+    traffic: RowTraffic,
+    link: &NetworkLink,
+    rows: f64,
+) -> f64 {
     link.rtt + rows * (traffic.out_bytes(shape) + traffic.back_bytes(shape)) / link.bandwidth
 }
 
@@ -106,7 +111,7 @@ pub fn largest_batch(prompts: usize, limit: usize, flights: impl Fn(usize) -> us
 /// Bits per second leaving each tier, in total, at `tokens_per_second`: K ⌈N/K⌉ · bytes · T.
 pub fn egress_bits(
     shape: &Shape,
-    traffic: Traffic,
+    traffic: RowTraffic,
     nodes: usize,
     tokens_per_second: f64,
 ) -> (f64, f64) {
@@ -153,8 +158,8 @@ mod tests {
     const LAYER_COMPUTE: f64 = 5.6e-3;
     const SMALLEST_STAGE: f64 = 0.48e-3;
 
-    fn ethernet() -> Link {
-        Link::new(2.0, 8.0)
+    fn ethernet() -> NetworkLink {
+        NetworkLink::new(2.0, 8.0)
     }
 
     #[test]
@@ -215,7 +220,7 @@ mod tests {
             (16, 1557.0, 36.7, 32.7),
             (16, 1992.0, 47.0, 41.8),
         ] {
-            let (out, back) = egress_bits(&shape, Traffic::StateObject, nodes, rate);
+            let (out, back) = egress_bits(&shape, RowTraffic::StateObject, nodes, rate);
             assert!((out / 1e9 - tier1).abs() < 0.06, "{nodes} nodes: {out}");
             assert!((back / 1e9 - tier2).abs() < 0.06, "{nodes} nodes: {back}");
         }
@@ -225,7 +230,7 @@ mod tests {
     fn residual_at_home_saves_44_percent_of_egress() {
         let shape = Shape::llama2_70b();
         let ratio =
-            Traffic::ResidualHome.out_bytes(&shape) / Traffic::StateObject.out_bytes(&shape);
+            RowTraffic::ResidualHome.out_bytes(&shape) / RowTraffic::StateObject.out_bytes(&shape);
         assert!((1.0 - ratio - 0.444).abs() < 0.001);
     }
 

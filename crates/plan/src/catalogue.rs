@@ -42,7 +42,7 @@ impl Default for Efficiency {
 /// One kind of hardware.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Device {
+pub struct DeviceKind {
     /// Key in cluster files.
     pub name: String,
     /// Name for people.
@@ -70,7 +70,7 @@ pub struct Device {
 pub struct Catalogue {
     /// The devices, in the file's order.
     #[serde(default, rename = "device")]
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceKind>,
 }
 
 impl Catalogue {
@@ -99,7 +99,7 @@ impl Catalogue {
     }
 
     /// Adds devices, replacing those of the same name.
-    pub fn extend(&mut self, devices: Vec<Device>) {
+    pub fn extend(&mut self, devices: Vec<DeviceKind>) {
         for device in devices {
             self.devices.retain(|known| known.name != device.name);
             self.devices.push(device);
@@ -107,7 +107,7 @@ impl Catalogue {
     }
 
     /// The device called `name`.
-    pub fn get(&self, name: &str) -> Option<&Device> {
+    pub fn get(&self, name: &str) -> Option<&DeviceKind> {
         self.devices.iter().find(|device| device.name == name)
     }
 
@@ -117,7 +117,7 @@ impl Catalogue {
     }
 }
 
-impl Device {
+impl DeviceKind {
     /// Rejects figures that no device can have, naming the field.
     pub fn check(&self, path: &str) -> Result<(), PlanError> {
         let peaks = [

@@ -19,7 +19,7 @@ use crate::candidate::Candidate;
 use crate::cost::{CostUnit, Prices};
 use crate::error::PlanError;
 use crate::forecast::{Forecast, forecast, forecast_roughly};
-use crate::kernels::Kernels;
+use crate::kernels::KernelTimes;
 use crate::plan::{ContextBudget, PLAN_VERSION, Plan, PlanForecast};
 use crate::quick::{Quick, lanes};
 use crate::space::{Site, Space};
@@ -98,7 +98,7 @@ impl Trial {
 
 /// How far a search goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct SearchLimits {
     /// Configurations of the same nodes that may be forecast: the best by their estimates.
     pub per_site: usize,
     /// Configurations that are forecast in all, at most.
@@ -107,7 +107,7 @@ pub struct Limits {
     pub events: u64,
 }
 
-impl Default for Limits {
+impl Default for SearchLimits {
     /// Half a minute or so on two cores for a job of thousands of prompts on tens of nodes, seconds for a smaller one.
     fn default() -> Self {
         Self { per_site: 2, forecasts: 48, events: 60_000_000 }
@@ -259,7 +259,7 @@ impl<'a> Choice<'a> {
             },
             false => ContextBudget { bytes: 0, pages: 0, seats: 0 },
         };
-        let of = |name: &str, kernels: &Kernels| format!("{name}: {}", kernels.provenance());
+        let of = |name: &str, kernels: &KernelTimes| format!("{name}: {}", kernels.provenance());
         let mut kernels = vec![of(&cluster.tier1.name, &cluster.tier1.kernels)];
         if tier2 > 0 {
             kernels.push(of(&cluster.tier2[pool].name, &cluster.tier2[pool].kernels));
@@ -387,7 +387,7 @@ impl<'a> Choice<'a> {
     pub fn search(
         &self,
         objective: Objective,
-        limits: Limits,
+        limits: SearchLimits,
         prune: bool,
     ) -> Result<Chosen, PlanError> {
         let unit = self.prices.unit;

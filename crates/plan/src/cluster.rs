@@ -5,26 +5,26 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::calculus::Link;
-use crate::catalogue::{Catalogue, Device};
+use crate::calculus::NetworkLink;
+use crate::catalogue::{Catalogue, DeviceKind};
 use crate::error::{PlanError, read_text};
-use crate::kernels::Kernels;
+use crate::kernels::KernelTimes;
 use crate::profile::Profile;
 use crate::shape::{GIB, Shape};
 
 /// Identical machines.
 #[derive(Clone, Debug)]
-pub struct Pool {
+pub struct DevicePool {
     /// Catalogue name, or the profile's machine.
     pub name: String,
     /// How long its kernels take.
-    pub kernels: Arc<Kernels>,
+    pub kernels: Arc<KernelTimes>,
     /// How many there are.
     pub nodes: usize,
     /// Bytes for weights and contexts on each.
     pub memory: f64,
     /// Its network: to the next slice for Tier 1, the node's own link for Tier 2.
-    pub link: Link,
+    pub link: NetworkLink,
     /// Price of one node.
     pub price_usd: Option<f64>,
     /// Rent of one node.
@@ -35,11 +35,11 @@ pub struct Pool {
 #[derive(Clone, Debug)]
 pub struct Cluster {
     /// Machines for weights.
-    pub tier1: Pool,
+    pub tier1: DevicePool,
     /// Machines for contexts, by kind; a plan uses one kind.
-    pub tier2: Vec<Pool>,
+    pub tier2: Vec<DevicePool>,
     /// Between the tiers, at the Tier-1 node's end.
-    pub inter: Link,
+    pub inter: NetworkLink,
 }
 
 #[derive(Deserialize)]
@@ -50,7 +50,7 @@ struct ClusterFile {
     tier2: Vec<PoolFile>,
     inter_tier: Option<LinkFile>,
     #[serde(default)]
-    device: Vec<Device>,
+    device: Vec<DeviceKind>,
 }
 
 #[derive(Deserialize)]
@@ -128,17 +128,17 @@ impl Resolver<'_> {
         Err(self.error(field, format!("must be above 0, is {value}")))
     }
 
-    fn link(&self, at: &str, gbps: f64, rtt_ms: f64) -> Result<Link, PlanError> {
+    fn link(&self, at: &str, gbps: f64, rtt_ms: f64) -> Result<NetworkLink, PlanError> {
         self.positive(format!("{at}.bandwidth_gbps"), gbps)?;
         if !(rtt_ms.is_finite() && rtt_ms >= 0.0) {
             return Err(
                 self.error(format!("{at}.rtt_ms"), format!("must not be negative, is {rtt_ms}"))
             );
         }
-        Ok(Link::new(rtt_ms, gbps))
+        Ok(NetworkLink::new(rtt_ms, gbps))
     }
 
-    fn pool(&self, at: &str, pool: &PoolFile) -> Result<Pool, PlanError> {
+    fn pool(&self, at: &str, pool: &PoolFile) -> Result<DevicePool, PlanError> {
         if pool.nodes == 0 {
             return Err(self.error(format!("{at}.nodes"), "must be at least 1".to_owned()));
         }
@@ -156,7 +156,7 @@ impl Resolver<'_> {
                 return Err(self.error(at.to_owned(), problem));
             }
         };
-        Ok(Pool {
+        Ok(DevicePool {
             name,
             kernels: Arc::new(kernels),
             nodes: pool.nodes,
@@ -172,14 +172,14 @@ impl Resolver<'_> {
         at: &str,
         name: &str,
         pool: &PoolFile,
-    ) -> Result<(String, Kernels, f64, Option<f64>), PlanError> {
+    ) -> Result<(String, KernelTimes, f64, Option<f64>), PlanError> {
         let device = self.catalogue.get(name).ok_or_else(|| {
             let problem = format!("`{name}` is not in the catalogue ({})", self.catalogue.names());
             self.error(format!("{at}.device"), problem)
         })?;
         let price = pool.price_usd.or(device.price_usd.as_ref().map(|figure| figure.value));
         let memory = pool.memory_gib.unwrap_or(device.memory_gib.value);
-        Ok((name.to_owned(), Kernels::analytic(device, self.shape), memory, price))
+        Ok((name.to_owned(), KernelTimes::analytic(device, self.shape), memory, price))
     }
 
     fn by_profile(
@@ -187,7 +187,7 @@ impl Resolver<'_> {
         at: &str,
         path: &Path,
         pool: &PoolFile,
-    ) -> Result<(String, Kernels, f64, Option<f64>), PlanError> {
+    ) -> Result<(String, KernelTimes, f64, Option<f64>), PlanError> {
         let profile = Profile::read(&self.folder.join(path))?;
         profile.check_shape(&self.folder.join(path).display().to_string(), self.shape)?;
         let memory = pool.memory_gib.ok_or_else(|| {
@@ -197,7 +197,7 @@ impl Resolver<'_> {
             )
         })?;
         let name = profile.provenance.machine.clone();
-        Ok((name, Kernels::Measured(Box::new(profile)), memory, pool.price_usd))
+        Ok((name, KernelTimes::Measured(Box::new(profile)), memory, pool.price_usd))
     }
 }
 
@@ -234,7 +234,7 @@ rtt_ms = 2
         assert_eq!((cluster.tier1.nodes, cluster.tier1.memory), (80, 15.0 * GIB));
         assert_eq!(cluster.tier2[0].memory, 110.0 * GIB);
         assert_eq!(cluster.tier1.price_usd, Some(1780.0));
-        assert_eq!(cluster.inter, Link::new(2.0, 8.0));
+        assert_eq!(cluster.inter, NetworkLink::new(2.0, 8.0));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::calculus::{Link, Traffic};
-use crate::kernels::Kernels;
+use crate::calculus::{NetworkLink, RowTraffic};
+use crate::kernels::KernelTimes;
 use crate::shape::Shape;
 use crate::workload::{Mixture, Workload};
 
@@ -49,7 +49,7 @@ impl Contexts {
     }
 
     /// Seconds of one layer's attention of `rows` rows on average.
-    pub fn attention(&self, kernels: &Kernels, rows: usize) -> f64 {
+    pub fn attention(&self, kernels: &KernelTimes, rows: usize) -> f64 {
         match self {
             Self::Mixed(mixture) => mixture.attention(kernels, rows),
             _ => kernels.attention(rows, self.mean()),
@@ -61,7 +61,7 @@ impl Contexts {
 #[derive(Clone, Debug)]
 pub struct Group {
     /// Their kernels.
-    pub kernels: Arc<Kernels>,
+    pub kernels: Arc<KernelTimes>,
     /// How many.
     pub nodes: usize,
     /// Rows per node and flight (B).
@@ -74,7 +74,7 @@ pub struct Slice {
     /// Layers it hosts.
     pub layers: usize,
     /// Its kernels.
-    pub tier1: Arc<Kernels>,
+    pub tier1: Arc<KernelTimes>,
     /// Rows per flight whose context it keeps itself.
     pub local_rows: usize,
     /// Its Tier-2 nodes; several groups if they differ.
@@ -121,13 +121,13 @@ pub struct Configuration {
     /// Context lengths.
     pub contexts: Contexts,
     /// Between Tier-1 nodes.
-    pub hop: Link,
+    pub hop: NetworkLink,
     /// Between the tiers, at the Tier-1 node's end.
-    pub inter: Link,
+    pub inter: NetworkLink,
     /// Bytes per second at a Tier-2 node's end.
     pub tier2_bandwidth: f64,
     /// What travels between the tiers.
-    pub traffic: Traffic,
+    pub traffic: RowTraffic,
     /// Which machine to mimic.
     pub rules: Rules,
     /// Jitter and stragglers.

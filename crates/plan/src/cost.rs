@@ -1,6 +1,6 @@
 //! What nodes cost: rent if it is known, else price, else just their number.
 
-use crate::cluster::{Cluster, Pool};
+use crate::cluster::{Cluster, DevicePool};
 
 /// What a cost is counted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -26,7 +26,7 @@ pub struct Prices {
 impl Prices {
     /// The best unit in which every pool of the cluster has a cost.
     pub fn of(cluster: &Cluster) -> Self {
-        let all = |price: &dyn Fn(&Pool) -> Option<f64>| {
+        let all = |price: &dyn Fn(&DevicePool) -> Option<f64>| {
             let tier2: Option<Vec<f64>> = cluster.tier2.iter().map(price).collect();
             Some((price(&cluster.tier1)?, tier2?))
         };

@@ -1,12 +1,12 @@
 //! Seconds of a layer's stages on a device: measured, or from a roofline that is marked as one.
 
-use crate::catalogue::Device;
+use crate::catalogue::DeviceKind;
 use crate::profile::{Overheads, Profile, interpolate};
 use crate::shape::Shape;
 
 /// Where kernel times come from.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kernels {
+pub enum KernelTimes {
     /// A profile measured on the device.
     Measured(Box<Profile>),
     /// A roofline with efficiency factors.
@@ -36,7 +36,7 @@ pub struct Roofline {
 
 impl Roofline {
     /// The roofline of `device` for a model of `shape`.
-    pub fn of(device: &Device, shape: &Shape) -> Self {
+    pub fn of(device: &DeviceKind, shape: &Shape) -> Self {
         let (bandwidth, efficiency) = (device.bandwidth_gb_s.value * 1e9, &device.efficiency);
         Self {
             shape: shape.clone(),
@@ -70,9 +70,9 @@ impl Roofline {
     }
 }
 
-impl Kernels {
+impl KernelTimes {
     /// The roofline of `device` for a model of `shape`.
-    pub fn analytic(device: &Device, shape: &Shape) -> Self {
+    pub fn analytic(device: &DeviceKind, shape: &Shape) -> Self {
         Self::Analytic(Roofline::of(device, shape))
     }
 
@@ -183,7 +183,7 @@ mod tests {
         let mut device = Catalogue::built_in().get("t4").expect("built in").clone();
         device.efficiency =
             Efficiency { weights_bandwidth: 1.0, matrix: 1.0, context_bandwidth: 1.0, vector: 1.0 };
-        let kernels = Kernels::analytic(&device, &shape);
+        let kernels = KernelTimes::analytic(&device, &shape);
         let (load, multiply) = (1_711_276_032.0 / 320e9, 1_711_276_032.0 / 65e12);
         assert!((kernels.fused(1) - load - multiply).abs() < 1e-12);
         assert!((kernels.fused(100) - load - 100.0 * multiply).abs() < 1e-12);
@@ -197,7 +197,7 @@ mod tests {
         let shape = Shape::llama2_70b();
         let catalogue = Catalogue::built_in();
         for name in ["t4", "a100-40", "epyc-7v12-16"] {
-            let kernels = Kernels::analytic(catalogue.get(name).expect("built in"), &shape);
+            let kernels = KernelTimes::analytic(catalogue.get(name).expect("built in"), &shape);
             let apart = kernels.attention(256, 2048.0 - 127.5);
             let together = kernels.prefill(256, 2048.0);
             assert!(together < apart, "{name}: {together} against {apart}");

@@ -1,6 +1,6 @@
 //! Choosing the cluster before paying for it: hardware catalogue, profiles, calculus, simulator, planner, cost.
 //!
-//! A [`Profile`] or a roofline of a [`catalogue::Device`] gives [`Kernels`]; a [`Configuration`] places them;
+//! A [`Profile`] or a roofline of a [`catalogue::DeviceKind`] gives [`KernelTimes`]; a [`Configuration`] places them;
 //! [`simulate`] runs it in virtual time; the planner searches over configurations of a cluster.
 
 #![forbid(unsafe_code)]
@@ -39,23 +39,23 @@ mod workload;
 
 pub use admission::Admission;
 pub use bound::Bottleneck;
-pub use calculus::{Link, Traffic};
+pub use calculus::{NetworkLink, RowTraffic};
 pub use candidate::{Candidate, Evaluation};
-pub use catalogue::{Catalogue, Device};
-pub use choice::{Choice, Chosen, FRONT_STEP, Limits, Objective, Trial, Work, front};
-pub use cluster::{Cluster, Pool};
+pub use catalogue::{Catalogue, DeviceKind};
+pub use choice::{Choice, Chosen, FRONT_STEP, Objective, SearchLimits, Trial, Work, front};
+pub use cluster::{Cluster, DevicePool};
 pub use configuration::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
 pub use cost::{CostUnit, Prices, dollars_per_million};
 pub use error::PlanError;
 pub use forecast::{Deployment, Forecast, Place, forecast};
-pub use kernels::{Kernels, Roofline};
+pub use kernels::{KernelTimes, Roofline};
 pub use plan::{ContextBudget, PLAN_VERSION, Plan, PlanForecast};
 pub use profile::Profile;
 pub use proposal::{Neighbour, Proposal, propose};
 pub use random::Random;
-pub use report::{Report, TokenTime, TrafficRates, simulate, simulate_traced};
+pub use report::{SettledReport, TokenTime, TrafficRates, simulate, simulate_traced};
 pub use search::{Effort, Found, best_at, search};
 pub use shape::Shape;
-pub use space::{Job, Settings, Site, Space};
+pub use space::{PlannedJob, Settings, Site, Space};
 pub use trace::Trace;
 pub use workload::{Clipped, Held, Length, Mixture, Workload};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::bound::{Bottleneck, Demand, Line, Load, Local};
 use crate::configuration::{Configuration, Contexts, Group, Rules, Slice};
-use crate::kernels::Kernels;
+use crate::kernels::KernelTimes;
 use crate::random::{Random, mix};
 
 /// Sampled service times kept per lane and slice; a draw picks one of them.
@@ -25,7 +25,7 @@ enum Products {
 /// How long a kind of stage takes.
 #[derive(Clone, Debug)]
 pub(crate) struct StageTime {
-    kernels: Arc<Kernels>,
+    kernels: Arc<KernelTimes>,
     products: Products,
     /// Seconds of attention inside the stage.
     attention: f64,

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use rayon::prelude::*;
 
 use crate::candidate::Candidate;
-use crate::choice::{Choice, Chosen, FRONT_STEP, Limits, Objective, Trial, Work, front};
+use crate::choice::{Choice, Chosen, FRONT_STEP, Objective, SearchLimits, Trial, Work, front};
 use crate::cost::CostUnit;
 use crate::error::PlanError;
 use crate::plan::Plan;
@@ -29,7 +29,7 @@ pub struct Proposal {
     pub best: Trial,
     /// Configurations next to it.
     pub neighbours: Vec<Neighbour>,
-    /// Job time against cost, cheapest first.
+    /// PlannedJob time against cost, cheapest first.
     pub front: Vec<Trial>,
     /// What costs are counted in.
     pub unit: CostUnit,
@@ -44,7 +44,7 @@ pub fn propose(
     objective: Objective,
     workload: &Workload,
     chunk: usize,
-    limits: Limits,
+    limits: SearchLimits,
 ) -> Result<Proposal, PlanError> {
     let choice = Choice::new(space, workload, chunk)?;
     let unit = choice.prices.unit;

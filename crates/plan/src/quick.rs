@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::candidate::Candidate;
-use crate::kernels::Kernels;
+use crate::kernels::KernelTimes;
 use crate::space::{Site, Space};
 use crate::workload::{Length, Workload};
 
@@ -107,8 +107,8 @@ impl<'a> Quick<'a> {
 
 /// Seconds of one layer's attention of a whole job at least; zero where kernels were measured, because what they take
 /// in one batch says nothing certain about another.
-fn attention_least(kernels: &Kernels, workload: &Workload, chunk: usize) -> f64 {
-    if let Kernels::Measured(_) = kernels {
+fn attention_least(kernels: &KernelTimes, workload: &Workload, chunk: usize) -> f64 {
+    if let KernelTimes::Measured(_) = kernels {
         return 0.0;
     }
     let of = |length: &Length| {

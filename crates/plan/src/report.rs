@@ -54,7 +54,7 @@ pub struct TrafficRates {
 
 /// The result of a simulation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
+pub struct SettledReport {
     /// Tokens processed or generated per second.
     pub tokens_per_second: f64,
     /// What no run of this configuration can exceed.
@@ -81,23 +81,23 @@ pub struct Report {
 }
 
 /// Simulates a configuration.
-pub fn simulate(configuration: &Configuration) -> Report {
+pub fn simulate(configuration: &Configuration) -> SettledReport {
     report(configuration, None)
 }
 
 /// Simulates a configuration and returns its timeline as well.
-pub fn simulate_traced(configuration: &Configuration) -> (Report, Trace) {
+pub fn simulate_traced(configuration: &Configuration) -> (SettledReport, Trace) {
     let mut trace = Trace::default();
     let report = report(configuration, Some(&mut trace));
     (report, trace)
 }
 
-fn report(configuration: &Configuration, trace: Option<&mut Trace>) -> Report {
+fn report(configuration: &Configuration, trace: Option<&mut Trace>) -> SettledReport {
     let program = Program::of(configuration);
     let outcome = simulator::run(&program, trace);
     let network = program.network_seconds();
     let (tier1, tier2) = (outcome.tier1_seconds, outcome.tier2_seconds);
-    Report {
+    SettledReport {
         tokens_per_second: outcome.rows_per_second,
         bound_tokens_per_second: outcome.bound,
         bottleneck: outcome.bottleneck,
@@ -143,7 +143,7 @@ fn rates(configuration: &Configuration, rows_per_second: f64) -> TrafficRates {
     rates
 }
 
-impl Report {
+impl SettledReport {
     /// The report as text for a terminal.
     pub fn render(&self) -> String {
         let mut text = String::new();

@@ -9,7 +9,7 @@ use crate::heap::{Heap, key};
 use crate::program::{Lane, Program, Stage};
 use crate::queue::Queues;
 use crate::random::{Random, mix};
-use crate::trace::{Span, Trace};
+use crate::trace::{Trace, TraceSpan};
 
 /// Steps of every shard before the measurement, and of all shards together, so that transients settle even with
 /// few shards.
@@ -383,7 +383,7 @@ impl<'a> Machine<'a> {
         let stage = self.first_stages[node as usize] + deepest as u32;
         let ns = self.stage_ns(stage, rows);
         let ns = self.jittered(ns);
-        self.record(Span::tier1(node), self.now, batch[0], ns);
+        self.record(TraceSpan::tier1(node), self.now, batch[0], ns);
         self.tally.tier1_ns += ns * batch.len() as u64;
         let state = &mut self.tier1[node as usize];
         (state.busy, state.batch) = (true, batch);
@@ -456,7 +456,7 @@ impl<'a> Machine<'a> {
         let parts = kept.iter().map(|&shard| self.part(shard, self.ways[worker].attend));
         let ns = parts.sum();
         let ns = self.jittered(ns);
-        self.record(Span::tier1_attention(node), self.now, kept[0], ns);
+        self.record(TraceSpan::tier1_attention(node), self.now, kept[0], ns);
         self.tally.tier1_ns += ns * kept.len() as u64;
         let state = &mut self.tier1[node as usize];
         state.busy_ns += ns;
@@ -519,7 +519,7 @@ impl<'a> Machine<'a> {
     fn attend(&mut self, worker: usize, shard: u32, start: u64) {
         let ns = self.attention_ns(worker, shard);
         let ns = self.jittered(ns);
-        self.record(Span::tier2(worker as u32), start, shard, ns);
+        self.record(TraceSpan::tier2(worker as u32), start, shard, ns);
         self.tally.tier2_ns += ns;
         let state = &mut self.tier2[worker];
         state.shard = shard;
@@ -606,7 +606,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn record(&mut self, span: Span, start: u64, shard: u32, ns: u64) {
+    fn record(&mut self, span: TraceSpan, start: u64, shard: u32, ns: u64) {
         if let Some(trace) = &mut self.trace {
             let stage = self.shards[shard as usize].stage;
             let flight = shard / self.lanes as u32;

@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex};
 use glinthawk_model::even_slices;
 
 use crate::admission::Admission;
-use crate::calculus::Traffic;
+use crate::calculus::RowTraffic;
 use crate::candidate::{Candidate, Evaluation};
-use crate::cluster::{Cluster, Pool};
+use crate::cluster::{Cluster, DevicePool};
 use crate::configuration::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
 use crate::error::PlanError;
-use crate::kernels::Kernels;
+use crate::kernels::KernelTimes;
 use crate::shape::{GIB, Shape};
 use crate::table::Table;
 use crate::workload::Workload;
 
 /// What is to be run.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct PlannedJob {
     /// The model.
     pub shape: Shape,
     /// What rows attend to.
@@ -29,7 +29,7 @@ pub struct Job {
     pub rows_per_seat: f64,
 }
 
-impl Job {
+impl PlannedJob {
     /// A workload whose input goes in chunks of `chunk` tokens.
     pub fn of(shape: &Shape, workload: &Workload, chunk: usize) -> Self {
         Self {
@@ -62,7 +62,7 @@ pub struct Settings {
     /// Which machine to simulate.
     pub rules: Rules,
     /// What travels between the tiers.
-    pub traffic: Traffic,
+    pub traffic: RowTraffic,
     /// Fractions of the Tier-1 nodes' spare memory to try for contexts in a two-tier plan.
     pub local_shares: Vec<f64>,
 }
@@ -73,7 +73,7 @@ impl Default for Settings {
             batch_max: 4096,
             tier2_max: usize::MAX,
             rules: Rules::Full,
-            traffic: Traffic::ResidualHome,
+            traffic: RowTraffic::ResidualHome,
             local_shares: vec![0.0, 1.0],
         }
     }
@@ -109,7 +109,7 @@ pub struct Space {
     /// The cluster.
     pub cluster: Cluster,
     /// The job.
-    pub job: Job,
+    pub job: PlannedJob,
     /// The settings.
     pub settings: Settings,
     pub(crate) tier1: Table,
@@ -120,8 +120,8 @@ pub struct Space {
 
 impl Space {
     /// The space of `cluster` for `job`.
-    pub fn new(cluster: Cluster, job: Job, settings: Settings) -> Self {
-        let table = |pool: &Pool| Table::of(&pool.kernels, settings.batch_max, &job.contexts);
+    pub fn new(cluster: Cluster, job: PlannedJob, settings: Settings) -> Self {
+        let table = |pool: &DevicePool| Table::of(&pool.kernels, settings.batch_max, &job.contexts);
         let (tier1, tier2) = (table(&cluster.tier1), cluster.tier2.iter().map(table).collect());
         Self { cluster, job, settings, tier1, tier2, simulated: Mutex::default() }
     }
@@ -259,7 +259,7 @@ impl Space {
             tier2: if candidate.tier2 == 0 {
                 Vec::new()
             } else {
-                let kernels: Arc<Kernels> = self.cluster.tier2[candidate.pool].kernels.clone();
+                let kernels: Arc<KernelTimes> = self.cluster.tier2[candidate.pool].kernels.clone();
                 vec![Group { kernels, nodes: candidate.tier2, rows: candidate.batch }]
             },
         };

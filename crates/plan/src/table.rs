@@ -1,7 +1,7 @@
 //! Kernel times of a pool, one for each batch, so that a search looks them up.
 
 use crate::configuration::Contexts;
-use crate::kernels::Kernels;
+use crate::kernels::KernelTimes;
 
 /// Kernel times of a pool for every batch.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub fn of(kernels: &Kernels, rows_max: usize, contexts: &Contexts) -> Self {
+    pub fn of(kernels: &KernelTimes, rows_max: usize, contexts: &Contexts) -> Self {
         let over = |time: &dyn Fn(usize) -> f64| (0..=rows_max).map(time).collect();
         let (mut per_row, mut least) = ([f64::INFINITY; 3], [f64::INFINITY; 3]);
         let mut least_per_row = vec![per_row];

@@ -7,13 +7,13 @@ const SPANS_MAX: usize = 200_000;
 
 /// Who was busy, and with what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct TraceSpan {
     tier: u8,
     node: u32,
     name: &'static str,
 }
 
-impl Span {
+impl TraceSpan {
     pub(crate) fn tier1(node: u32) -> Self {
         Self { tier: 1, node, name: "weights" }
     }
@@ -29,7 +29,7 @@ impl Span {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    span: Span,
+    span: TraceSpan,
     start: f64,
     seconds: f64,
     flight: u32,
@@ -43,7 +43,14 @@ pub struct Trace {
 }
 
 impl Trace {
-    pub(crate) fn push(&mut self, span: Span, start: f64, seconds: f64, flight: u32, stage: u32) {
+    pub(crate) fn push(
+        &mut self,
+        span: TraceSpan,
+        start: f64,
+        seconds: f64,
+        flight: u32,
+        stage: u32,
+    ) {
         if self.entries.len() < SPANS_MAX {
             self.entries.push(Entry { span, start, seconds, flight, stage });
         }

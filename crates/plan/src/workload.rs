@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::error::{PlanError, read_text};
-use crate::kernels::Kernels;
+use crate::kernels::KernelTimes;
 use crate::random::Random;
 
 /// Positions in a page; contexts are allocated in whole pages.
@@ -63,7 +63,7 @@ impl Mixture {
     }
 
     /// Seconds of one layer's attention of `rows` rows; a part of a row takes that part of its time.
-    pub fn attention(&self, kernels: &Kernels, rows: usize) -> f64 {
+    pub fn attention(&self, kernels: &KernelTimes, rows: usize) -> f64 {
         let generating = rows as f64 * (1.0 - self.prefill_share);
         let (low, part) = (generating.floor(), generating.fract());
         let at = |rows: f64| kernels.attention(rows as usize, self.context);

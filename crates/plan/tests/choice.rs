@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use glinthawk_plan::{
-    Choice, Cluster, FRONT_STEP, Job, Length, Limits, Objective, Plan, PlanError, Random, Settings,
-    Shape, Space, Trial, Workload, forecast, front, propose,
+    Choice, Cluster, FRONT_STEP, Length, Objective, Plan, PlanError, PlannedJob, Random,
+    SearchLimits, Settings, Shape, Space, Trial, Workload, forecast, front, propose,
 };
 
-const ALL: Limits = Limits { per_site: usize::MAX, forecasts: usize::MAX, events: u64::MAX };
+const ALL: SearchLimits =
+    SearchLimits { per_site: usize::MAX, forecasts: usize::MAX, events: u64::MAX };
 const CHUNK: usize = 16;
 
 /// A random cluster of a few nodes, small enough to forecast every candidate, and a job for it.
@@ -46,7 +47,7 @@ fn small(seed: u64) -> (Space, Workload) {
         .collect();
     let workload = Workload::new("random", lengths).expect("valid");
     let settings = Settings { batch_max: 256, ..Settings::default() };
-    (Space::new(cluster, Job::of(&shape, &workload, CHUNK), settings), workload)
+    (Space::new(cluster, PlannedJob::of(&shape, &workload, CHUNK), settings), workload)
 }
 
 fn dominates(one: &Trial, other: &Trial) -> bool {
@@ -103,7 +104,7 @@ fn a_limited_search_finds_nearly_the_best_and_lists_nothing_that_it_knows_to_be_
         let (space, workload) = small(seed);
         let choice = Choice::new(&space, &workload, CHUNK).expect("it fits");
         let all = choice.search(Objective::Throughput, ALL, true).expect("found");
-        let limits = Limits { forecasts: 16, ..Limits::default() };
+        let limits = SearchLimits { forecasts: 16, ..SearchLimits::default() };
         let some = choice.search(Objective::Throughput, limits, true).expect("found");
         assert!(some.work.forecast <= 16);
         let off = some.best.seconds() / all.best.seconds();
@@ -126,7 +127,7 @@ fn deadlines_are_met_or_the_fastest_is_named() {
         for part in [1.0, 1.1, 1.5, 3.0] {
             let seconds = part * fastest.seconds();
             let objective = Objective::Deadline { seconds };
-            for limits in [ALL, Limits::default()] {
+            for limits in [ALL, SearchLimits::default()] {
                 let best = choice.search(objective, limits, true).expect("it can be met").best;
                 assert!(best.seconds() <= seconds, "seed {seed}");
                 assert!(best.spend <= fastest.spend, "seed {seed}");
@@ -139,7 +140,7 @@ fn deadlines_are_met_or_the_fastest_is_named() {
         assert!(parts.into_iter().all(says), "{missed}");
         // One forecast proves nothing about what no bound rules out.
         let choice = Choice::new(&space, &workload, CHUNK).expect("it fits");
-        let one = Limits { forecasts: 1, ..ALL };
+        let one = SearchLimits { forecasts: 1, ..ALL };
         let open = choice.search(Objective::Deadline { seconds }, one, true).unwrap_err();
         let open = open.to_string();
         let proven = open.contains("rules out all");

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use glinthawk_model::even_slices;
 use glinthawk_plan::{
-    Catalogue, Configuration, Contexts, Disturbance, Group, Kernels, Link, Rules, Shape, Slice,
-    Traffic, simulate,
+    Catalogue, Configuration, Contexts, Disturbance, Group, KernelTimes, NetworkLink, RowTraffic,
+    Rules, Shape, Slice, simulate,
 };
 
 #[derive(Clone, Copy)]
@@ -64,7 +64,7 @@ fn the_event_loop_agrees_with_the_listing() {
     let shape = Shape { layers: 24, ..Shape::llama2_70b() };
     let catalogue = Catalogue::built_in();
     let kernels =
-        |name| Arc::new(Kernels::analytic(catalogue.get(name).expect("built in"), &shape));
+        |name| Arc::new(KernelTimes::analytic(catalogue.get(name).expect("built in"), &shape));
     let (tier1, cpu) = (kernels("t4"), kernels("epyc-7v12-16"));
     for (nodes, tier2, batch, flights, rtt_ms) in [
         (3, 3, 85, 9, 2.0),
@@ -87,10 +87,10 @@ fn the_event_loop_agrees_with_the_listing() {
             slices: slices.iter().map(slice).collect(),
             flights,
             contexts: Contexts::Fixed(2048.0),
-            hop: Link::new(2.0, 8.0),
-            inter: Link::new(rtt_ms, 8.0),
+            hop: NetworkLink::new(2.0, 8.0),
+            inter: NetworkLink::new(rtt_ms, 8.0),
             tier2_bandwidth: 1e9,
-            traffic: Traffic::StateObject,
+            traffic: RowTraffic::StateObject,
             rules: Rules::Paper,
             disturbance: Disturbance::default(),
             seed: 0,
@@ -117,7 +117,7 @@ fn the_event_loop_agrees_with_the_listing() {
 fn a_single_tier_that_sends_after_every_layer_agrees_with_the_listing() {
     let shape = Shape { layers: 24, ..Shape::llama2_70b() };
     let catalogue = Catalogue::built_in();
-    let kernels = Arc::new(Kernels::analytic(catalogue.get("t4").expect("built in"), &shape));
+    let kernels = Arc::new(KernelTimes::analytic(catalogue.get("t4").expect("built in"), &shape));
     for (nodes, rows, flights, rtt_ms) in
         [(6, 14, 11, 2.0), (8, 23, 9, 2.0), (8, 16, 14, 2.0), (24, 35, 26, 2.0), (3, 5, 3, 20.0)]
     {
@@ -128,7 +128,7 @@ fn a_single_tier_that_sends_after_every_layer_agrees_with_the_listing() {
             local_rows: rows,
             tier2: Vec::new(),
         };
-        let hop = Link::new(rtt_ms, 8.0);
+        let hop = NetworkLink::new(rtt_ms, 8.0);
         let configuration = Configuration {
             shape: shape.clone(),
             slices: slices.iter().map(slice).collect(),
@@ -137,13 +137,13 @@ fn a_single_tier_that_sends_after_every_layer_agrees_with_the_listing() {
             hop,
             inter: hop,
             tier2_bandwidth: 1e9,
-            traffic: Traffic::StateObject,
+            traffic: RowTraffic::StateObject,
             rules: Rules::Listing,
             disturbance: Disturbance::default(),
             seed: 0,
         };
         let compute = kernels.pre(rows) + kernels.post(rows) + kernels.attention(rows, 2048.0);
-        let transfer = rows as f64 * Traffic::StateObject.hop_bytes(&shape) / hop.bandwidth;
+        let transfer = rows as f64 * RowTraffic::StateObject.hop_bytes(&shape) / hop.bandwidth;
         let generated = listing(&slices, &[compute, transfer, hop.rtt / 2.0], flights, 40);
         let between = (generated[39] - generated[19]) / 20.0;
         let listed = (rows * flights) as f64 / between;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use glinthawk_flight::Row;
 use glinthawk_model::even_slices;
 use glinthawk_plan::{
-    Catalogue, Configuration, Contexts, Disturbance, Group, Kernels, Link, Rules, Shape, Slice,
-    Traffic, simulate,
+    Catalogue, Configuration, Contexts, Disturbance, Group, KernelTimes, NetworkLink, RowTraffic,
+    Rules, Shape, Slice, simulate,
 };
-use glinthawk_protocol::virtual_time::{self, Costs, Topology};
+use glinthawk_protocol::virtual_time::{self, Costs, SimulatedCluster};
 use glinthawk_protocol::{DispatcherConfig, Merge, Prompt, Stage};
 
 /// The most that the two may differ by.
@@ -44,20 +44,20 @@ impl Costs for Planned<'_> {
         Self::ns(kernels.attention(rows.len(), self.0.contexts.mean()))
     }
 
-    fn link_ns(&mut self, link: virtual_time::Link, rows: usize) -> (u64, u64) {
+    fn link_ns(&mut self, link: virtual_time::Wire, rows: usize) -> (u64, u64) {
         let Configuration { shape, traffic, hop, inter, tier2_bandwidth, .. } = self.0;
         let rows = rows as f64;
         let (occupied, latency) = match link {
-            virtual_time::Link::Launch => (0.0, 0.0),
-            virtual_time::Link::Home if self.0.slices.len() == 1 => (0.0, 0.0),
-            virtual_time::Link::Home => (0.0, hop.rtt / 2.0),
-            virtual_time::Link::Hop(_) => {
+            virtual_time::Wire::Launch => (0.0, 0.0),
+            virtual_time::Wire::Home if self.0.slices.len() == 1 => (0.0, 0.0),
+            virtual_time::Wire::Home => (0.0, hop.rtt / 2.0),
+            virtual_time::Wire::Hop(_) => {
                 (rows * traffic.hop_bytes(shape) / hop.bandwidth, hop.rtt / 2.0)
             }
-            virtual_time::Link::Out(..) => {
+            virtual_time::Wire::Out(..) => {
                 (rows * traffic.out_bytes(shape) / tier2_bandwidth, inter.rtt / 2.0)
             }
-            virtual_time::Link::Back(..) => {
+            virtual_time::Wire::Back(..) => {
                 (rows * traffic.back_bytes(shape) / tier2_bandwidth, inter.rtt / 2.0)
             }
         };
@@ -70,7 +70,7 @@ fn protocol_seconds(configuration: &Configuration, steps: u32) -> f64 {
     let group = &configuration.slices[0].tier2[0];
     let (lanes, batch, flights) = (group.nodes, group.rows as u32, configuration.flights as u32);
     let pages = flights * batch * (steps + 1).div_ceil(16);
-    let topology = Topology {
+    let topology = SimulatedCluster {
         slice_layers: configuration.slices.iter().map(|slice| slice.layers as u32).collect(),
         tier1_rows_max: configuration.rows(),
         dispatcher: DispatcherConfig {
@@ -103,7 +103,7 @@ fn configuration(
     let shape = Shape { layers: 12, ..Shape::llama2_70b() };
     let catalogue = Catalogue::built_in();
     let kernels =
-        |name| Arc::new(Kernels::analytic(catalogue.get(name).expect("built in"), &shape));
+        |name| Arc::new(KernelTimes::analytic(catalogue.get(name).expect("built in"), &shape));
     let (tier1, tier2) = (kernels("t4"), kernels("epyc-7v12-16"));
     let slice = |layers| Slice {
         layers,
@@ -115,11 +115,11 @@ fn configuration(
         slices: even_slices(shape.layers, nodes).into_iter().map(slice).collect(),
         flights,
         contexts: Contexts::Fixed(600.0),
-        hop: Link::new(rtt_ms, gbps),
+        hop: NetworkLink::new(rtt_ms, gbps),
         // The driver has a link for every Tier-2 node and no other limit on the Tier-1 node's.
-        inter: Link { bandwidth: f64::INFINITY, ..Link::new(rtt_ms, gbps) },
-        tier2_bandwidth: Link::new(rtt_ms, gbps).bandwidth,
-        traffic: Traffic::ResidualHome,
+        inter: NetworkLink { bandwidth: f64::INFINITY, ..NetworkLink::new(rtt_ms, gbps) },
+        tier2_bandwidth: NetworkLink::new(rtt_ms, gbps).bandwidth,
+        traffic: RowTraffic::ResidualHome,
         rules: Rules::Full,
         disturbance: Disturbance::default(),
         seed: 0,

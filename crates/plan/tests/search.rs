@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use glinthawk_plan::{
-    Bottleneck, Cluster, Job, Rules, Settings, Shape, Space, Traffic, Workload, search, simulate,
+    Bottleneck, Cluster, PlannedJob, RowTraffic, Rules, Settings, Shape, Space, Workload, search,
+    simulate,
 };
 
 fn cluster_text(tier1: (&str, usize), tier2: (&str, usize)) -> String {
@@ -19,7 +20,7 @@ fn space(tier1: (&str, usize), tier2: (&str, usize), settings: Settings) -> Spac
     let shape = Shape::llama2_70b();
     let cluster = Cluster::parse("test", &cluster_text(tier1, tier2), Path::new("."), &shape)
         .expect("a valid cluster");
-    Space::new(cluster, Job::longest(&shape, 2048.0, 3.0), settings)
+    Space::new(cluster, PlannedJob::longest(&shape, 2048.0, 3.0), settings)
 }
 
 /// Eight layers on up to 4 Tier-1 and 8 Tier-2 nodes with little memory: small enough to simulate every candidate.
@@ -28,14 +29,14 @@ fn small_space(settings: Settings) -> Space {
     let text = cluster_text(("t4", 4), ("epyc-7v12-16", 8))
         .replace("nodes = 8", "memory_gib = 1.0\nnodes = 8");
     let cluster = Cluster::parse("test", &text, Path::new("."), &shape).expect("a valid cluster");
-    Space::new(cluster, Job::longest(&shape, 2048.0, 3.0), settings)
+    Space::new(cluster, PlannedJob::longest(&shape, 2048.0, 3.0), settings)
 }
 
 fn paper_settings(batch_max: usize) -> Settings {
     Settings {
         batch_max,
         rules: Rules::Paper,
-        traffic: Traffic::StateObject,
+        traffic: RowTraffic::StateObject,
         local_shares: vec![0.0],
         ..Settings::default()
     }
@@ -88,7 +89,7 @@ fn impossible_clusters_say_what_would_be_needed() {
     let text = "[tier1]\ndevice = \"h200\"\nnodes = 1\nbandwidth_gbps = 8\nrtt_ms = 2\nmemory_gib = 128.6\n";
     let cluster = Cluster::parse("test", text, Path::new("."), &shape).expect("valid");
     let workload = Workload::uniform(1000, 1000, 4).expect("valid");
-    let space = Space::new(cluster, Job::of(&shape, &workload, 1), Settings::default());
+    let space = Space::new(cluster, PlannedJob::of(&shape, &workload, 1), Settings::default());
     let error = space.sites().unwrap_err().to_string();
     assert!(
         error.starts_with("no context memory is left: ")
@@ -123,7 +124,7 @@ fn chunked_input_needs_fewer_seats_for_the_same_rows() {
         let cluster =
             Cluster::parse("test", &text, Path::new("."), &shape).expect("a valid cluster");
         let settings = Settings { batch_max: 256, local_shares: vec![0.0], ..Settings::default() };
-        let space = Space::new(cluster, Job::of(&shape, &workload, chunk), settings);
+        let space = Space::new(cluster, PlannedJob::of(&shape, &workload, chunk), settings);
         search(&space, true).expect("it fits").best.tokens_per_second
     };
     assert!(best(64) > 1.2 * best(1));

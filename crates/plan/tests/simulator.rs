@@ -5,8 +5,8 @@ use std::sync::Arc;
 use glinthawk_model::even_slices;
 use glinthawk_plan::catalogue::Efficiency;
 use glinthawk_plan::{
-    Bottleneck, Catalogue, Configuration, Contexts, Device, Disturbance, Group, Kernels, Link,
-    Rules, Shape, Slice, Traffic, Workload, simulate, simulate_traced,
+    Bottleneck, Catalogue, Configuration, Contexts, DeviceKind, Disturbance, Group, KernelTimes,
+    NetworkLink, RowTraffic, Rules, Shape, Slice, Workload, simulate, simulate_traced,
 };
 
 /// K slices with K' nodes of B rows each, on the devices of the catalogue.
@@ -22,8 +22,8 @@ fn configuration(
     // These tests are about the event loop: what the catalogue says of efficiencies is no matter.
     let kernels = |name| {
         let device = catalogue.get(name).expect("built in").clone();
-        let device = Device { efficiency: Efficiency::default(), ..device };
-        Arc::new(Kernels::analytic(&device, &shape))
+        let device = DeviceKind { efficiency: Efficiency::default(), ..device };
+        Arc::new(KernelTimes::analytic(&device, &shape))
     };
     let (tier1, attention) = (kernels("t4"), kernels("epyc-7v12-16"));
     let slice = |layers| Slice {
@@ -41,10 +41,10 @@ fn configuration(
         shape,
         flights,
         contexts: Contexts::Fixed(2048.0),
-        hop: Link::new(2.0, 8.0),
-        inter: Link::new(2.0, 8.0),
+        hop: NetworkLink::new(2.0, 8.0),
+        inter: NetworkLink::new(2.0, 8.0),
         tier2_bandwidth: 1e9,
-        traffic: Traffic::ResidualHome,
+        traffic: RowTraffic::ResidualHome,
         rules,
         disturbance: Disturbance::default(),
         seed: 1,
@@ -168,7 +168,7 @@ fn traffic_follows_the_closed_form() {
     let shape = Shape::llama2_70b();
     let (out, back) = glinthawk_plan::calculus::egress_bits(
         &shape,
-        Traffic::ResidualHome,
+        RowTraffic::ResidualHome,
         16,
         report.tokens_per_second,
     );

@@ -2,7 +2,7 @@
 //! same in one process, on a network, in virtual time and in forecasts. They differ in three things: what computes, the
 //! transport that carries parcels, and the clock, which puts time between the start of work and its end.
 
-use crate::message::{NodeId, Parcel};
+use crate::message::{NodeAddress, Parcel};
 use crate::tier1::{Tier1Node, Tier1Work};
 use crate::tier2::{Tier2Error, Tier2Node, Tier2Work};
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ pub enum Started<P> {
 #[derive(Debug)]
 pub struct Outgoing<P> {
     /// Its receiver, here or elsewhere.
-    pub to: NodeId,
+    pub to: NodeAddress,
     /// Rows of its step.
     pub rows: usize,
     /// What travels.
@@ -122,10 +122,10 @@ where
         let slice = self.slice;
         let mut send = |rows: usize, parcel: Parcel<P>| {
             let to = match &parcel {
-                Parcel::Launch(..) => NodeId::Tier1(slice + 1),
-                Parcel::Attend(attend, _) => NodeId::Tier2(slice, attend.step.shard.lane),
-                Parcel::Attended(..) => NodeId::Tier1(slice),
-                Parcel::Home(_) => NodeId::Dispatcher,
+                Parcel::Launch(..) => NodeAddress::Tier1(slice + 1),
+                Parcel::Attend(attend, _) => NodeAddress::Tier2(slice, attend.step.shard.lane),
+                Parcel::Attended(..) => NodeAddress::Tier1(slice),
+                Parcel::Home(_) => NodeAddress::Dispatcher,
             };
             outbox.push(Outgoing { to, rows, parcel });
         };

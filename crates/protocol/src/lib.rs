@@ -14,12 +14,12 @@ pub mod virtual_time;
 
 pub use dispatcher::{
     Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats,
-    OVERSUBSCRIPTION, Rejection, Standing, lane_pages,
+    OVERSUBSCRIPTION, PromptStanding, Rejection, lane_pages,
 };
 pub use driver::{Compute, Driver, Outgoing, Started};
 pub use glinthawk_flight::{Generated, PAGE_POSITIONS, Sample, ShardId, StepId};
 pub use histogram::Histogram;
-pub use message::{Attend, Attended, Home, Launch, Merge, NodeId, Parcel};
+pub use message::{Attend, Attended, Home, Launch, Merge, NodeAddress, Parcel};
 pub use prompt::{Completion, Finish, Prompt, PromptId, Sampling};
 pub use tier1::{Stage, Task, Tier1Node, Tier1Work};
 pub use tier2::{Tier2Error, Tier2Node, Tier2Work};

@@ -79,7 +79,7 @@ impl<P> Parcel<P> {
 
 /// Whom a parcel is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum NodeId {
+pub enum NodeAddress {
     /// The dispatcher.
     Dispatcher,
     /// The Tier-1 node of a slice.

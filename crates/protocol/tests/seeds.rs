@@ -7,7 +7,7 @@
 
 use glinthawk_flight::Row;
 use glinthawk_protocol::virtual_time::{
-    Costs, Death, Garble, Link, Mishap, Report, Stop, Topology, model, run,
+    Costs, Death, Garble, Mishap, SimulatedCluster, Stop, VirtualRun, Wire, model, run,
 };
 use glinthawk_protocol::{Completion, DispatcherConfig, Finish, Merge, Prompt, Sampling, Stage};
 use std::collections::BTreeMap;
@@ -52,12 +52,12 @@ impl Costs for RandomCosts {
         self.random.within(1, 40 * (1 + u64::from(lane))) + rows.len() as u64
     }
 
-    fn link_ns(&mut self, _link: Link, rows: usize) -> (u64, u64) {
+    fn link_ns(&mut self, _link: Wire, rows: usize) -> (u64, u64) {
         let late = self.mishaps > 0 && self.random.within(0, 99) == 0;
         (rows as u64, self.random.within(0, if late { self.late_ns } else { 300 }))
     }
 
-    fn mishap(&mut self, link: Link) -> Option<Mishap> {
+    fn mishap(&mut self, link: Wire) -> Option<Mishap> {
         if self.mishaps == 0 || self.random.within(1, 1000) > self.mishaps {
             return None;
         }
@@ -65,7 +65,7 @@ impl Costs for RandomCosts {
         Some(match (self.random.within(0, 3), link) {
             (0, _) => Mishap::Lost { noticed_ns: ns },
             (1, _) => Mishap::GivenUp { after_ns: ns },
-            (2, Link::Out(..)) => {
+            (2, Wire::Out(..)) => {
                 let garbles = [Garble::Slot, Garble::Page, Garble::Position, Garble::Order];
                 Mishap::Garbled(garbles[self.random.within(0, 3) as usize])
             }
@@ -79,11 +79,11 @@ impl Costs for RandomCosts {
     }
 }
 
-fn scenario(random: &mut Random) -> (Topology, Vec<(u64, Prompt)>) {
+fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
     let lanes = random.within(1, 4) as usize;
     let context_max = random.within(20, 120) as u32;
     let pages_min = u64::from(context_max.div_ceil(16));
-    let topology = Topology {
+    let topology = SimulatedCluster {
         slice_layers: (0..random.within(1, 3)).map(|_| random.within(1, 3) as u32).collect(),
         tier1_rows_max: random.within(1, 64) as usize,
         dispatcher: DispatcherConfig {
@@ -116,7 +116,7 @@ fn scenario(random: &mut Random) -> (Topology, Vec<(u64, Prompt)>) {
 }
 
 /// Tier-2 nodes that die, one of a lane at most; one lane is left.
-fn deaths(random: &mut Random, topology: &Topology) -> Vec<Death> {
+fn deaths(random: &mut Random, topology: &SimulatedCluster) -> Vec<Death> {
     let lanes = topology.dispatcher.lane_pages.len() as u32;
     let deaths = (1..lanes).filter_map(|lane| {
         let slice = random.within(0, topology.slice_layers.len() as u64 - 1) as usize;
@@ -203,10 +203,10 @@ fn tokens_of(completion: &Completion) -> Vec<u32> {
 /// Checks one prompt's completion; says whether its watcher ended it.
 fn check_completion(
     seed: u64,
-    topology: &Topology,
+    topology: &SimulatedCluster,
     (place, prompt): (usize, &Prompt),
     watcher: Option<Watcher>,
-    report: &Report,
+    report: &VirtualRun,
 ) -> bool {
     let what = format!("GLINTHAWK_SEED={seed}, prompt {place}");
     let completion = &report.completions[&place];

@@ -1,6 +1,6 @@
 //! The other engines of the paper's comparison, as far as their layout decides: who holds which layers, who waits for whom.
 
-use glinthawk_plan::calculus::Link;
+use glinthawk_plan::calculus::NetworkLink;
 
 use crate::batches::ON_16_T4;
 use crate::calibration::{LONGEST, RTT_MS, Testbed};
@@ -32,7 +32,7 @@ fn tensor(testbed: &Testbed, single: &Experiment) -> Layout {
     let (stages, shards) = (4, single.tier1 / 4);
     let rows = single.contexts / stages;
     let t4 = testbed.kernels("t4");
-    let link = Link::new(RTT_MS, 8.0);
+    let link = NetworkLink::new(RTT_MS, 8.0);
     let bytes = (rows * testbed.shape.hidden * testbed.shape.value_bytes) as f64;
     let exchange = link.transit(bytes);
     let compute = (t4.fused(rows) + t4.attention(rows, LONGEST)) / shards as f64;

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use glinthawk_plan::Evaluation;
-use glinthawk_plan::Kernels;
+use glinthawk_plan::KernelTimes;
 use glinthawk_plan::PlanError;
-use glinthawk_plan::calculus::{Link, Traffic};
-use glinthawk_plan::catalogue::{Catalogue, Device, Efficiency};
+use glinthawk_plan::calculus::{NetworkLink, RowTraffic};
+use glinthawk_plan::catalogue::{Catalogue, DeviceKind, Efficiency};
 use glinthawk_plan::shape::{GIB, Shape};
 use glinthawk_plan::simulate;
-use glinthawk_plan::{Cluster, Pool};
+use glinthawk_plan::{Cluster, DevicePool};
 use glinthawk_plan::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
-use glinthawk_plan::{Job, Settings, Space};
+use glinthawk_plan::{PlannedJob, Settings, Space};
 use glinthawk_plan::{best_at, search};
 
 use crate::prototype::{Experiment, Nodes, experiments, nodes};
@@ -93,7 +93,7 @@ pub struct Testbed {
     /// The model.
     pub shape: Shape,
     /// Devices with their fitted efficiencies.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceKind>,
     /// Whether a single tier hops after every slice or after every layer.
     pub(crate) rules: Rules,
     /// The prototype's published configurations.
@@ -137,7 +137,7 @@ impl Testbed {
     }
 
     /// A device by name.
-    pub fn device(&self, name: &str) -> &Device {
+    pub fn device(&self, name: &str) -> &DeviceKind {
         self.devices
             .iter()
             .find(|device| device.name == name)
@@ -153,11 +153,11 @@ impl Testbed {
     }
 
     /// The kernels of a device.
-    pub fn kernels(&self, name: &str) -> Arc<Kernels> {
-        Arc::new(Kernels::analytic(self.device(name), &self.shape))
+    pub fn kernels(&self, name: &str) -> Arc<KernelTimes> {
+        Arc::new(KernelTimes::analytic(self.device(name), &self.shape))
     }
 
-    /// Simulated tokens per second of an experiment whose rows attend to `context` positions.
+    /// SettledReport tokens per second of an experiment whose rows attend to `context` positions.
     pub(crate) fn rate(&self, experiment: &Experiment, context: f64) -> f64 {
         simulate(&self.configuration(experiment, context)).tokens_per_second
     }
@@ -255,10 +255,10 @@ impl Testbed {
             slices: slices.collect(),
             flights: experiment.flights(),
             contexts: Contexts::Fixed(context),
-            hop: Link::new(RTT_MS, 8.0),
-            inter: Link::new(RTT_MS + experiment.induced_ms, 8.0),
+            hop: NetworkLink::new(RTT_MS, 8.0),
+            inter: NetworkLink::new(RTT_MS + experiment.induced_ms, 8.0),
             tier2_bandwidth: 1e9,
-            traffic: Traffic::StateObject,
+            traffic: RowTraffic::StateObject,
             rules: self.rules,
             disturbance: Disturbance::default(),
             seed: 0,
@@ -266,8 +266,8 @@ impl Testbed {
     }
 
     /// Nodes of a device as the paper's search was told about them: its memory and links, our kernels.
-    fn pool(&self, device: &str, nodes: usize, given: Nodes) -> Pool {
-        Pool {
+    fn pool(&self, device: &str, nodes: usize, given: Nodes) -> DevicePool {
+        DevicePool {
             name: device.to_owned(),
             kernels: self.kernels(device),
             nodes,
@@ -282,11 +282,11 @@ impl Testbed {
         let settings = Settings {
             batch_max,
             rules: self.rules,
-            traffic: Traffic::StateObject,
+            traffic: RowTraffic::StateObject,
             local_shares: vec![local_share],
             ..Settings::default()
         };
-        Space::new(cluster, Job::longest(&self.shape, LONGEST, factor), settings)
+        Space::new(cluster, PlannedJob::longest(&self.shape, LONGEST, factor), settings)
     }
 
     /// The testbed's T4 and CPU nodes on 8 Gbps, context memory oversubscribed by `factor`, batches to 4,096.
@@ -323,7 +323,7 @@ impl Testbed {
         let tier1 = self.pool(first.device, first.nodes, given(1));
         let tier2 = vec![self.pool(second.device, second.nodes, given(2))];
         // The data gives 200 Gbps and 2 ms between the tiers of every pair.
-        let cluster = Cluster { tier1, tier2, inter: Link::new(RTT_MS, 200.0) };
+        let cluster = Cluster { tier1, tier2, inter: NetworkLink::new(RTT_MS, 200.0) };
         let space = self.space(cluster, OVERSUBSCRIPTION, 1.0, 512);
         let wanted = (first.nodes, second.nodes / first.nodes);
         let site = space.sites().ok()?.into_iter().find(|s| (s.tier1, s.tier2) == wanted)?;

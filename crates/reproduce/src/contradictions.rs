@@ -1,8 +1,8 @@
 //! Where the paper contradicts itself or says what its own figures do not give: both values and the reason.
 
 use glinthawk_plan::calculus::{
-    Link, Traffic, context_bytes, flights_pipeline, flights_pipeline_as_tabled, flights_tensor,
-    prompts_in,
+    NetworkLink, RowTraffic, context_bytes, flights_pipeline, flights_pipeline_as_tabled,
+    flights_tensor, prompts_in,
 };
 use glinthawk_plan::shape::{GIB, MIB, Shape};
 
@@ -13,13 +13,13 @@ use crate::examples::STAGE_SECONDS;
 /// The table of contradictions.
 pub(crate) fn contradictions(testbed: &Testbed) -> Section {
     let shape = Shape::llama2_70b();
-    let transit = Link::new(RTT_MS, 8.0).transit(16.0 * 1024.0);
+    let transit = NetworkLink::new(RTT_MS, 8.0).transit(16.0 * 1024.0);
     let row = |place: &str, one: String, other: String, reason: &str| {
         vec![place.to_owned(), one, other, reason.to_owned()]
     };
     let layer = Anchors::LAYER_SECONDS;
     let h200 = 131.0 * GIB - shape.model_bytes();
-    let state_object = Traffic::StateObject.out_bytes(&shape) * 8.0;
+    let state_object = RowTraffic::StateObject.out_bytes(&shape) * 8.0;
     let rows = vec![
         row(
             "sec:kvc_single, M := 2NSD_kv",

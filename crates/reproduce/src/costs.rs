@@ -4,10 +4,10 @@ use crate::calibration::{
     CPU, LONGEST, OVERSUBSCRIPTION, OVERSUBSCRIPTION_ALONE, PAIRS, Part, Testbed,
 };
 use crate::comparison::{Comparison, Section, Standing, Statement, Table, Test};
-use glinthawk_plan::catalogue::Device;
+use glinthawk_plan::catalogue::DeviceKind;
 
 /// Price of a node in the paper's text: the device with its share of a host.
-pub(crate) fn node_price(device: &Device) -> f64 {
+pub(crate) fn node_price(device: &DeviceKind) -> f64 {
     // tab:equipment: 64 cores for $2,078, 128 GiB for $211. The T4's machine has 4 cores and 28 GiB; CPU nodes are
     // priced whole in the catalogue; the other GPUs were priced alone.
     let host = 4.0 / 64.0 * 2078.0 + 28.0 / 128.0 * 211.0;

@@ -1,8 +1,8 @@
 //! The worked examples of the paper's sections on context memory, and the kernels they rest on.
 
-use glinthawk_plan::Kernels;
+use glinthawk_plan::KernelTimes;
 use glinthawk_plan::calculus::{
-    Link, Traffic, context_bytes, flights_pipeline, flights_tensor, flights_two_tier,
+    NetworkLink, RowTraffic, context_bytes, flights_pipeline, flights_tensor, flights_two_tier,
     inter_tier_transit, largest_batch, prompts_in,
 };
 use glinthawk_plan::shape::{GIB, MIB, Shape};
@@ -17,7 +17,7 @@ const T4_USABLE_GIB: f64 = 14.75;
 /// sec:kvcalc and app:kvcalc.
 pub(crate) fn worked_examples() -> Section {
     let shape = Shape::llama2_70b();
-    let link = Link::new(RTT_MS, 8.0);
+    let link = NetworkLink::new(RTT_MS, 8.0);
     let (exact, rounded) = (link.transit(16.0 * 1024.0), 1e-3);
     let prompt = context_bytes(&shape, 2048.0);
     let free = 10.0 * (T4_USABLE_GIB * GIB - 8.0 * shape.layer_bytes());
@@ -89,7 +89,7 @@ pub(crate) fn worked_examples() -> Section {
 }
 
 /// Rows per second of a T4's products at a batch, over those at batch 1.
-pub(crate) fn gain(t4: &Kernels, rows: usize) -> f64 {
+pub(crate) fn gain(t4: &KernelTimes, rows: usize) -> f64 {
     rows as f64 / t4.fused(rows) * t4.fused(1)
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn kernel_times(testbed: &Testbed) -> Section {
     );
     Section {
         label: "fig:llama2-70b-profile, app:kvcalc",
-        title: "Kernels of the T4",
+        title: "KernelTimes of the T4",
         comparisons: vec![
             Comparison::new(
                 "t_c, one layer at batch 1",
@@ -158,13 +158,14 @@ pub(crate) const OVERHEADS: [(usize, usize, usize); 5] =
 /// table:llama2-tier2-overhead, the flights.
 pub(crate) fn tier2_overhead(testbed: &Testbed) -> Section {
     let (tier1, cpu) = (testbed.kernels("t4"), testbed.kernels(CPU));
-    let link = Link::new(RTT_MS, 8.0);
+    let link = NetworkLink::new(RTT_MS, 8.0);
     let mut comparisons = Vec::new();
     let mut rows = Vec::new();
     for (nodes, batch, paper) in OVERHEADS {
         let all = nodes * batch;
         let attention = cpu.attention(batch, LONGEST);
-        let transit = inter_tier_transit(&testbed.shape, Traffic::StateObject, &link, all as f64);
+        let transit =
+            inter_tier_transit(&testbed.shape, RowTraffic::StateObject, &link, all as f64);
         let compute = tier1.fused(all);
         let ours = flights_two_tier(attention, transit, compute) as f64;
         let what = format!("IF_gh at K' = {nodes}, B = {batch}");

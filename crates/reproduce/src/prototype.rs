@@ -1,7 +1,7 @@
 //! The prototype's configurations, and what its configuration search was given, from the data published with it.
 
 use glinthawk_plan::PlanError;
-use glinthawk_plan::calculus::Link;
+use glinthawk_plan::calculus::NetworkLink;
 
 const EXPERIMENTS: &str = include_str!("../data/prototype-experiments.csv");
 const EXPERIMENTS_NAME: &str = "prototype-experiments.csv";
@@ -39,7 +39,7 @@ impl Experiment {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Nodes {
     pub memory_gib: f64,
-    pub link: Link,
+    pub link: NetworkLink,
 }
 
 fn not_a_number(path: &str, line: usize, field: &str, text: &str) -> PlanError {
@@ -101,7 +101,7 @@ pub(crate) fn nodes(cluster: &str, tier: usize) -> Result<Nodes, PlanError> {
     };
     Ok(Nodes {
         memory_gib: number("mem_GiB")?,
-        link: Link::new(number("rtt_ms")?, number("cap_Gbps")?),
+        link: NetworkLink::new(number("rtt_ms")?, number("cap_Gbps")?),
     })
 }
 
@@ -128,7 +128,7 @@ mod tests {
             ("double_h100_t4", 2, 16.0, 0.0, 300.0),
             ("double_t4_amd64", 2, 110.0, 2.0, 8.0),
         ] {
-            let expected = Nodes { memory_gib, link: Link::new(rtt_ms, gbps) };
+            let expected = Nodes { memory_gib, link: NetworkLink::new(rtt_ms, gbps) };
             assert_eq!(nodes(cluster, tier).expect("in the data"), expected, "{cluster} {tier}");
         }
         let message = nodes("double_tpu_t4", 1).unwrap_err().to_string();

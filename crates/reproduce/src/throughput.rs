@@ -1,7 +1,7 @@
 //! Throughput, time per token and traffic of the prototype's configurations.
 
-use glinthawk_plan::calculus::{Link, Traffic, egress_bits, inter_tier_transit};
-use glinthawk_plan::{Report, simulate};
+use glinthawk_plan::calculus::{NetworkLink, RowTraffic, egress_bits, inter_tier_transit};
+use glinthawk_plan::{SettledReport, simulate};
 
 use crate::batches::ON_16_T4;
 use crate::calibration::{Anchors, CPU, LONGEST, PAIRS, RTT_MS, Testbed};
@@ -10,7 +10,7 @@ use crate::comparison::{Comparison, Section, Standing, Statement, Table, Test};
 /// The end-to-end configurations on 16 T4: with 0, 1, 2 and 3 CPU nodes each.
 #[derive(Clone, Debug)]
 pub(crate) struct EndToEnd {
-    pub reports: Vec<Report>,
+    pub reports: Vec<SettledReport>,
     /// Flights over those that the busiest resource needs, with 1, 2 and 3 CPU nodes.
     spare: Vec<f64>,
 }
@@ -32,8 +32,9 @@ fn spare_flights(testbed: &Testbed, name: &str) -> f64 {
     let run = testbed.experiment(name);
     let products = testbed.kernels("t4").fused(run.rows);
     let attention = testbed.kernels(CPU).attention(run.batch, LONGEST);
-    let link = Link::new(RTT_MS, 8.0);
-    let transit = inter_tier_transit(&testbed.shape, Traffic::StateObject, &link, run.rows as f64);
+    let link = NetworkLink::new(RTT_MS, 8.0);
+    let transit =
+        inter_tier_transit(&testbed.shape, RowTraffic::StateObject, &link, run.rows as f64);
     let needed = run.tier1 as f64 * (products + transit + attention) / products.max(attention);
     run.flights() as f64 / needed
 }
@@ -94,7 +95,7 @@ pub(crate) fn end_to_end(runs: &EndToEnd) -> Section {
             Standing::Anchor,
         ),
     ];
-    let row = |(tier2, report): (usize, &Report)| {
+    let row = |(tier2, report): (usize, &SettledReport)| {
         let time = &report.time_per_token;
         let share = |seconds: f64| format!("{:.0}%", 100.0 * seconds / time.total());
         vec![
@@ -205,7 +206,7 @@ pub(crate) fn inter_tier_traffic(testbed: &Testbed, rows: &[TrafficRow]) -> Sect
         Comparison::new(row.name, row.paper[0], row.tokens_per_second, 0, " tokens/s", row.standing)
     };
     let bits = |row: &TrafficRow, rate: f64| {
-        egress_bits(&testbed.shape, Traffic::StateObject, row.tier1, rate)
+        egress_bits(&testbed.shape, RowTraffic::StateObject, row.tier1, rate)
     };
     let traffic = |row: &TrafficRow| {
         let (out, back) = bits(row, row.tokens_per_second);
@@ -253,7 +254,7 @@ pub(crate) fn inter_tier_traffic(testbed: &Testbed, rows: &[TrafficRow]) -> Sect
              compared. With kernels fitted to them they cannot show how good a simulation is. How well our own forecasts \
              match our own runs is in fidelity.md."
                 .to_owned(),
-            "Traffic is the paper's formula, K⌈N/K⌉ · 2(2D+2D_kv) out and K⌈N/K⌉ · 2(2D) back per token, at our \
+            "RowTraffic is the paper's formula, K⌈N/K⌉ · 2(2D+2D_kv) out and K⌈N/K⌉ · 2(2D) back per token, at our \
              throughput, so it errs as the throughput does. At the paper's own throughput it gives the totals of the four \
              measured rows to the digit. The three simulated rows carry less than the formula, because their Tier-1 GPUs have \
              memory left beside the weights and attend to some rows themselves."
@@ -262,6 +263,6 @@ pub(crate) fn inter_tier_traffic(testbed: &Testbed, rows: &[TrafficRow]) -> Sect
              digits: see What was tried for how far the row moves within them."
                 .to_owned(),
         ],
-        figures: vec![("inter_bw", "Simulated throughput against the paper's")],
+        figures: vec![("inter_bw", "SettledReport throughput against the paper's")],
     }
 }

@@ -1,7 +1,7 @@
 //! How long prompts take from their first token to their last, on 16 T4: the appendix's latency plots.
 
 use glinthawk_plan::PlanError;
-use glinthawk_plan::Report;
+use glinthawk_plan::SettledReport;
 use glinthawk_plan::{Length, Workload};
 
 use crate::comparison::{Section, Table};
@@ -45,7 +45,7 @@ fn percentile(sorted: &[usize], percent: usize) -> usize {
 
 /// fig:e2e_tpit, fig:e2e_tpot, fig:e2e_ttft, fig:e2e_first_2_last.
 pub(crate) fn latencies(runs: &EndToEnd, passes: &Passes) -> Section {
-    let row = |(tier2, report): (usize, &Report)| {
+    let row = |(tier2, report): (usize, &SettledReport)| {
         let seconds = report.time_per_token.total();
         let minutes = |sorted: &[usize]| {
             let of = |&percent: &usize| percentile(sorted, percent) as f64 * seconds / 60.0;

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 /// A part of Tier 1's work in one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum TimedStage {
     /// Norm, q/k/v projection, rotary embedding.
     Pre,
     /// Output projection, feed-forward.
@@ -82,7 +82,7 @@ impl StageBench {
     }
 
     /// Mean seconds per layer of a stage for `rows` rows, over the next `layers` layers.
-    pub fn stage(&mut self, stage: Stage, rows: usize, layers: usize) -> f64 {
+    pub fn stage(&mut self, stage: TimedStage, rows: usize, layers: usize) -> f64 {
         let started = Instant::now();
         for _ in 0..layers {
             let layer = self.layer_next;
@@ -92,10 +92,10 @@ impl StageBench {
             let back = &[ShardIn { slab: 0..rows, attended: &self.attended }];
             let weights = &mut self.weights;
             let done = match stage {
-                Stage::Pre => weights.pre_attention(layer, out),
-                Stage::Post => weights.post_attention(layer, back),
-                Stage::Fused if self.layer_next > 0 => weights.middle(layer, back, out),
-                Stage::Fused => {
+                TimedStage::Pre => weights.pre_attention(layer, out),
+                TimedStage::Post => weights.post_attention(layer, back),
+                TimedStage::Fused if self.layer_next > 0 => weights.middle(layer, back, out),
+                TimedStage::Fused => {
                     weights.post_attention(layer, back).and_then(|()| weights.pre_attention(0, out))
                 }
             };

@@ -4,7 +4,7 @@ mod gguf;
 
 pub use gguf::{GgufFile, GgufTensor, Meta};
 
-use glinthawk_model::{Identity, LayerTensor, Model, ModelError, Tensor};
+use glinthawk_model::{LayerTensor, Model, ModelError, ModelIdentity, Tensor};
 use half::bf16;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -212,6 +212,6 @@ pub fn open_bytes(name: &str, bytes: &[u8]) -> Result<Model, ModelError> {
     Model::open(&path)
 }
 
-pub fn identity(model: &Model) -> Identity {
-    Identity::of_weights(model, &mut |_, _| ())
+pub fn identity(model: &Model) -> ModelIdentity {
+    ModelIdentity::of_weights(model, &mut |_, _| ())
 }

@@ -7,10 +7,10 @@ use super::{Deployment, Forecast, Place};
 use crate::heap::{Heap, time_key, time_of};
 use crate::profile::Overheads;
 use crate::random::Random;
-use crate::trace::{Span, Trace};
+use crate::trace::{Trace, TraceSpan};
 use crate::workload::Length;
 use glinthawk_protocol::{
-    Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Launch, NodeId,
+    Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Launch, NodeAddress,
     OVERSUBSCRIPTION, Parcel, Prompt, ShardId, Stage, Started, Tier1Work,
 };
 
@@ -47,7 +47,7 @@ enum Event {
 
 /// A parcel under way.
 struct Transit {
-    to: NodeId,
+    to: NodeAddress,
     parcel: Parcel<()>,
     bytes: f64,
     /// Messages of the real engine that it stands for.
@@ -248,22 +248,22 @@ impl<'a> Machine<'a> {
     }
 
     /// The process that hosts a node; none is the dispatcher.
-    fn process_of(&self, node: NodeId) -> Option<usize> {
+    fn process_of(&self, node: NodeAddress) -> Option<usize> {
         let Deployment { slices, tier2, local_lane, .. } = self.deployment;
         let local = usize::from(*local_lane);
         match node {
-            NodeId::Dispatcher => None,
+            NodeAddress::Dispatcher => None,
             _ if self.in_one_process() => Some(0),
-            NodeId::Tier1(slice) => Some(slice),
-            NodeId::Tier2(slice, lane) if (lane as usize) < local => Some(slice),
-            NodeId::Tier2(slice, lane) => {
+            NodeAddress::Tier1(slice) => Some(slice),
+            NodeAddress::Tier2(slice, lane) if (lane as usize) < local => Some(slice),
+            NodeAddress::Tier2(slice, lane) => {
                 Some(slices.len() + slice * tier2 + lane as usize - local)
             }
         }
     }
 
     /// Sends a parcel; one within a process is there at once.
-    fn send(&mut self, from: Option<usize>, to: NodeId, parcel: Parcel<()>) {
+    fn send(&mut self, from: Option<usize>, to: NodeAddress, parcel: Parcel<()>) {
         let rows = self.shard(parcel.step().shard).rows;
         let receiver = self.process_of(to);
         if from == receiver || self.in_one_process() {
@@ -355,7 +355,7 @@ impl<'a> Machine<'a> {
         self.urgent(core, seconds, After::Received(index));
     }
 
-    fn handle(&mut self, to: NodeId, mut parcel: Parcel<()>) {
+    fn handle(&mut self, to: NodeAddress, mut parcel: Parcel<()>) {
         let now = self.now;
         let shard = self.shard(parcel.step().shard);
         match &mut parcel {
@@ -400,7 +400,7 @@ impl<'a> Machine<'a> {
                 let (attention, launched) = (self.attention_seconds(&launch), Some(self.now));
                 let shard = self.shard(launch.step.shard);
                 *shard = Shard { rows: launch.rows.len(), attention, launched, ..Shard::default() };
-                self.send(None, NodeId::Tier1(0), Parcel::Launch(launch, ()));
+                self.send(None, NodeAddress::Tier1(0), Parcel::Launch(launch, ()));
             }
         }
     }
@@ -513,13 +513,13 @@ impl<'a> Machine<'a> {
                 self.forecast.tier1_seconds[slice] += seconds;
                 self.forecast.tier1_shard_seconds += seconds * work.tasks.len() as f64;
                 let shard = work.tasks[0].launch.step.shard;
-                self.record(Span::tier1(slice as u32), started, seconds, shard);
+                self.record(TraceSpan::tier1(slice as u32), started, seconds, shard);
             }
             Started::Tier2(work) => {
                 let shard = work.attend.step.shard;
                 let worker = slice * self.deployment.lanes() + shard.lane as usize;
                 self.forecast.tier2_seconds[worker] += seconds;
-                self.record(Span::tier2(worker as u32), started, seconds, shard);
+                self.record(TraceSpan::tier2(worker as u32), started, seconds, shard);
             }
         }
         let mut outbox = Vec::new();
@@ -529,7 +529,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn record(&mut self, span: Span, started: f64, seconds: f64, shard: ShardId) {
+    fn record(&mut self, span: TraceSpan, started: f64, seconds: f64, shard: ShardId) {
         if let Some(trace) = &mut self.trace {
             trace.push(span, started, seconds, shard.flight, shard.lane);
         }

@@ -23,8 +23,8 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::bound::Bottleneck;
-use crate::calculus::Link;
-use crate::kernels::Kernels;
+use crate::calculus::NetworkLink;
+use crate::kernels::KernelTimes;
 use crate::shape::Shape;
 use crate::trace::Trace;
 use crate::workload::{Length, Workload};
@@ -82,10 +82,10 @@ pub struct Deployment {
     pub whole_flights: bool,
     /// Whether tokens are the likeliest ones, else drawn.
     pub greedy: bool,
-    /// Kernels of Tier 1, and of everything in one process.
-    pub tier1: Arc<Kernels>,
-    /// Kernels of Tier 2.
-    pub tier2_kernels: Arc<Kernels>,
+    /// KernelTimes of Tier 1, and of everything in one process.
+    pub tier1: Arc<KernelTimes>,
+    /// KernelTimes of Tier 2.
+    pub tier2_kernels: Arc<KernelTimes>,
     /// Delay between the tiers, one way, in seconds.
     pub delay: f64,
     /// Bytes per second between a Tier-1 and a Tier-2 node, each direction; infinite if nothing limits it.
@@ -93,7 +93,7 @@ pub struct Deployment {
     /// Bytes per second between a Tier-1 node and all its Tier-2 nodes together, each direction.
     pub port: f64,
     /// From slice to slice, each on a machine of its own.
-    pub hop: Link,
+    pub hop: NetworkLink,
     /// What the nodes share.
     pub place: Place,
 }
@@ -364,7 +364,7 @@ mod tests {
     fn deployment(tier2: usize, place: Place) -> Deployment {
         let mut shape = Shape::llama2_70b();
         shape.layers = 4;
-        let kernels = Arc::new(Kernels::Measured(Box::new(linear(1e-3, 1e-5))));
+        let kernels = Arc::new(KernelTimes::Measured(Box::new(linear(1e-3, 1e-5))));
         Deployment {
             shape,
             slices: vec![4],
@@ -382,7 +382,7 @@ mod tests {
             delay: 0.0,
             bandwidth: f64::INFINITY,
             port: f64::INFINITY,
-            hop: Link { rtt: 0.0, bandwidth: f64::INFINITY },
+            hop: NetworkLink { rtt: 0.0, bandwidth: f64::INFINITY },
             place,
         }
     }
@@ -424,7 +424,7 @@ mod tests {
         let narrow = Deployment { bandwidth: 1e6, ..wide.clone() };
         let added = seconds(&narrow, 1, 1, 2) - seconds(&wide, 1, 1, 2);
         let shape = &wide.shape;
-        let traffic = crate::Traffic::ResidualHome;
+        let traffic = crate::RowTraffic::ResidualHome;
         let bytes = traffic.out_bytes(shape) + traffic.back_bytes(shape) + 2.0 * 76.0;
         assert!((added - 2.0 * 4.0 * bytes / 1e6).abs() < 1e-9, "{added}");
     }
@@ -443,9 +443,9 @@ mod tests {
     #[test]
     fn hops_between_slices_take_their_time() {
         let near = Deployment { slices: vec![2, 2], ..deployment(1, Place::OwnMachines) };
-        let far = Deployment { hop: Link { rtt: 0.1, bandwidth: 1e6 }, ..near.clone() };
+        let far = Deployment { hop: NetworkLink { rtt: 0.1, bandwidth: 1e6 }, ..near.clone() };
         // Five steps, each with one hop of a row and one way home.
-        let bytes = 76.0 + crate::Traffic::ResidualHome.hop_bytes(&near.shape);
+        let bytes = 76.0 + crate::RowTraffic::ResidualHome.hop_bytes(&near.shape);
         let added = seconds(&far, 1, 1, 5) - seconds(&near, 1, 1, 5);
         assert!((added - 5.0 * (0.1 + bytes / 1e6)).abs() < 1e-9, "{added}");
     }
@@ -467,7 +467,7 @@ mod tests {
             (vec![8, 8, 8], 3, true, 0),
             (vec![8, 8, 8], 12, true, 1),
         ] {
-            let hop = Link { rtt: 1e-3, bandwidth: 1e8 };
+            let hop = NetworkLink { rtt: 1e-3, bandwidth: 1e8 };
             let one = Deployment {
                 slices: slices.clone(),
                 flights,

@@ -1,10 +1,10 @@
 //! What a forecast's parcels cross: links of attention workers, ports of Tier-1 nodes, hops between slices.
 
 use super::Deployment;
-use crate::calculus::Traffic;
+use crate::calculus::RowTraffic;
 use crate::shape::Shape;
 use glinthawk_flight::{CONTEXT_ROW_BYTES, HEADER_BYTES};
-use glinthawk_protocol::{NodeId, Parcel};
+use glinthawk_protocol::{NodeAddress, Parcel};
 
 /// What a message crosses.
 #[derive(Clone, Copy)]
@@ -21,24 +21,24 @@ pub(super) enum Way {
 
 impl Way {
     /// The way of a parcel.
-    pub fn of(deployment: &Deployment, to: NodeId, parcel: &Parcel<()>) -> Self {
+    pub fn of(deployment: &Deployment, to: NodeAddress, parcel: &Parcel<()>) -> Self {
         let tiers = |slice: usize, back: bool| {
             let lane = parcel.step().shard.lane as usize;
             Self::Tiers { slice, worker: slice * deployment.lanes() + lane, back }
         };
         match (to, parcel) {
-            (NodeId::Tier2(slice, _), _) => tiers(slice, false),
-            (NodeId::Tier1(slice), Parcel::Attended(..)) => tiers(slice, true),
-            (NodeId::Tier1(0), _) => Self::Near,
-            (NodeId::Tier1(slice), _) => Self::Hop { slice: slice - 1 },
-            (NodeId::Dispatcher, _) if deployment.slices.len() == 1 => Self::Near,
-            (NodeId::Dispatcher, _) => Self::Home,
+            (NodeAddress::Tier2(slice, _), _) => tiers(slice, false),
+            (NodeAddress::Tier1(slice), Parcel::Attended(..)) => tiers(slice, true),
+            (NodeAddress::Tier1(0), _) => Self::Near,
+            (NodeAddress::Tier1(slice), _) => Self::Hop { slice: slice - 1 },
+            (NodeAddress::Dispatcher, _) if deployment.slices.len() == 1 => Self::Near,
+            (NodeAddress::Dispatcher, _) => Self::Home,
         }
     }
 
     /// Bytes of a message with `rows` rows.
     pub fn bytes(self, shape: &Shape, rows: usize) -> f64 {
-        let traffic = Traffic::ResidualHome;
+        let traffic = RowTraffic::ResidualHome;
         let payload = match self {
             Self::Tiers { back: false, .. } => traffic.out_bytes(shape),
             Self::Tiers { back: true, .. } => traffic.back_bytes(shape),

@@ -133,7 +133,7 @@ pub struct DispatcherStats {
 
 /// How far a prompt inside is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct PromptStanding {
     /// Input tokens that were never computed yet.
     pub prompt_left: u32,
     /// Tokens generated so far.
@@ -238,8 +238,8 @@ impl Dispatcher {
     }
 
     /// How far every prompt inside is, in no order.
-    pub fn standings(&self) -> impl Iterator<Item = Standing> {
-        self.entries.values().map(|entry| Standing {
+    pub fn standings(&self) -> impl Iterator<Item = PromptStanding> {
+        self.entries.values().map(|entry| PromptStanding {
             prompt_left: entry.prompt.tokens.len() as u32 - entry.prefilled,
             generated: entry.generated.len() as u32,
             generated_max: entry.prompt.tokens_max,

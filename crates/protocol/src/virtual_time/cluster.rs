@@ -1,10 +1,10 @@
 //! Nodes, links and the event heap.
 
 use super::kernels::{Contexts, Values, Weights};
-use super::setting::{Costs, Death, Failure, Garble, Link, Mishap, Report, Topology};
+use super::setting::{Costs, Death, Failure, Garble, Mishap, SimulatedCluster, VirtualRun, Wire};
 use crate::dispatcher::{Dispatcher, DispatcherAction, DispatcherEvent};
 use crate::driver::{Driver, Outgoing, Started};
-use crate::message::{Attend, NodeId, Parcel};
+use crate::message::{Attend, NodeAddress, Parcel};
 use crate::prompt::{Completion, Prompt, PromptId};
 use crate::tier1::Tier1Node;
 use crate::tier2::Tier2Node;
@@ -19,14 +19,14 @@ enum Event {
     /// A prompt is submitted; its place among all of them.
     Submit(usize, Prompt),
     Dispatcher(DispatcherEvent),
-    Dies(NodeId),
-    Arrival(NodeId, Parcel<Values>),
-    Garbled(NodeId, Attend, Garble),
-    Computed(NodeId, Started<Values>),
+    Dies(NodeAddress),
+    Arrival(NodeAddress, Parcel<Values>),
+    Garbled(NodeAddress, Attend, Garble),
+    Computed(NodeAddress, Started<Values>),
 }
 
 struct Cluster<'a, C> {
-    topology: &'a Topology,
+    topology: &'a SimulatedCluster,
     costs: &'a mut C,
     now_ns: u64,
     sequence: u64,
@@ -34,13 +34,13 @@ struct Cluster<'a, C> {
     events: HashMap<u64, Event>,
     /// When each link is free. Messages may overtake each other in its latency: a step has one
     /// message under way at most, and among steps the network sends the deepest first.
-    links: HashMap<Link, u64>,
+    links: HashMap<Wire, u64>,
     dispatcher: Dispatcher,
     /// The nodes that live, each with a driver of its own.
-    nodes: BTreeMap<NodeId, Node>,
+    nodes: BTreeMap<NodeAddress, Node>,
     /// Tier-1 nodes that something happened to at this moment. A worker takes in everything that is
     /// there before it starts, so they start at the end of the moment.
-    stirred: BTreeSet<NodeId>,
+    stirred: BTreeSet<NodeAddress>,
     /// The prompts' places, by the names that the dispatcher gave them.
     places: HashMap<PromptId, usize>,
     completions: BTreeMap<usize, Completion>,
@@ -51,10 +51,10 @@ struct Cluster<'a, C> {
 
 /// Runs prompts, each submitted at its time, until all are finished.
 pub fn run<C: Costs>(
-    topology: &Topology,
+    topology: &SimulatedCluster,
     prompts: Vec<(u64, Prompt)>,
     costs: &mut C,
-) -> Result<Report, Failure> {
+) -> Result<VirtualRun, Failure> {
     let config = &topology.dispatcher;
     let mut cluster = Cluster {
         topology,
@@ -77,14 +77,14 @@ pub fn run<C: Costs>(
         cluster.schedule(time_ns, Event::Submit(place, prompt));
     }
     for &Death { slice, lane, at_ns, noticed_ns } in &topology.deaths {
-        cluster.schedule(at_ns, Event::Dies(NodeId::Tier2(slice, lane)));
+        cluster.schedule(at_ns, Event::Dies(NodeAddress::Tier2(slice, lane)));
         let lost = Event::Dispatcher(DispatcherEvent::LaneLost(lane));
         cluster.schedule(at_ns + noticed_ns, lost);
     }
     cluster.drive()
 }
 
-fn nodes(topology: &Topology) -> BTreeMap<NodeId, Node> {
+fn nodes(topology: &SimulatedCluster) -> BTreeMap<NodeAddress, Node> {
     let config = &topology.dispatcher;
     let mut nodes = BTreeMap::new();
     let mut first_layer = 0;
@@ -93,13 +93,13 @@ fn nodes(topology: &Topology) -> BTreeMap<NodeId, Node> {
         let last = slice + 1 == topology.slice_layers.len();
         let node = Tier1Node::new(layers, topology.tier1_rows_max, config.merge);
         let weights = Weights { first_layer, layers, last, slab: HashMap::new() };
-        nodes.insert(NodeId::Tier1(slice), driver(Some((node, weights)), BTreeMap::new()));
+        nodes.insert(NodeAddress::Tier1(slice), driver(Some((node, weights)), BTreeMap::new()));
         for (lane, &pages) in (0..).zip(&config.lane_pages) {
             let slots = config.flights * config.batch;
             let store = vec![0; (layers * pages * PAGE_POSITIONS) as usize];
             let contexts = Contexts { pages, store, tables: vec![Vec::new(); slots as usize] };
             let lanes = BTreeMap::from([(lane, (Tier2Node::new(slots, pages), contexts))]);
-            nodes.insert(NodeId::Tier2(slice, lane), driver(None, lanes));
+            nodes.insert(NodeAddress::Tier2(slice, lane), driver(None, lanes));
         }
         first_layer += layers;
     }
@@ -116,13 +116,13 @@ impl<C: Costs> Cluster<'_, C> {
     fn send(&mut self, outgoing: Outgoing<Values>) {
         let Outgoing { to, rows, parcel } = outgoing;
         let link = match (to, &parcel) {
-            (NodeId::Dispatcher, _) => Link::Home,
-            (NodeId::Tier2(slice, lane), _) => Link::Out(slice, lane),
-            (NodeId::Tier1(slice), Parcel::Attended(attended, _)) => {
-                Link::Back(slice, attended.step.shard.lane)
+            (NodeAddress::Dispatcher, _) => Wire::Home,
+            (NodeAddress::Tier2(slice, lane), _) => Wire::Out(slice, lane),
+            (NodeAddress::Tier1(slice), Parcel::Attended(attended, _)) => {
+                Wire::Back(slice, attended.step.shard.lane)
             }
-            (NodeId::Tier1(0), _) => Link::Launch,
-            (NodeId::Tier1(slice), _) => Link::Hop(slice - 1),
+            (NodeAddress::Tier1(0), _) => Wire::Launch,
+            (NodeAddress::Tier1(slice), _) => Wire::Hop(slice - 1),
         };
         let (occupied_ns, latency_ns) = self.costs.link_ns(link, rows);
         let free_ns = self.links.entry(link).or_default();
@@ -147,7 +147,7 @@ impl<C: Costs> Cluster<'_, C> {
         self.schedule(arrival_ns, Event::Arrival(to, parcel));
     }
 
-    fn drive(mut self) -> Result<Report, Failure> {
+    fn drive(mut self) -> Result<VirtualRun, Failure> {
         let mut events = 0;
         loop {
             let next = self.heap.peek();
@@ -163,7 +163,7 @@ impl<C: Costs> Cluster<'_, C> {
         if !self.dispatcher.is_idle() {
             return Err(Failure::Deadlock(self.dispatcher.prompt_ids()));
         }
-        Ok(Report {
+        Ok(VirtualRun {
             completions: self.completions,
             stats: self.dispatcher.stats().clone(),
             end_ns: self.now_ns,
@@ -184,7 +184,7 @@ impl<C: Costs> Cluster<'_, C> {
             Event::Dispatcher(event) => {
                 if let DispatcherEvent::LaneLost(lane) = event {
                     for slice in 0..self.topology.slice_layers.len() {
-                        let tier1 = NodeId::Tier1(slice);
+                        let tier1 = NodeAddress::Tier1(slice);
                         self.nodes.get_mut(&tier1).expect("only lanes die").lose_lane(lane);
                         self.stir(tier1);
                     }
@@ -222,23 +222,23 @@ impl<C: Costs> Cluster<'_, C> {
         Ok(())
     }
 
-    fn stir(&mut self, node: NodeId) {
+    fn stir(&mut self, node: NodeAddress) {
         match node {
-            NodeId::Tier1(_) => _ = self.stirred.insert(node),
+            NodeAddress::Tier1(_) => _ = self.stirred.insert(node),
             _ => self.start(node),
         }
     }
 
     /// Starts what a node has ready. The values are there at once, as in a worker that hears nothing
     /// while its kernels run; what follows from them comes when the time is over.
-    fn start(&mut self, node: NodeId) {
+    fn start(&mut self, node: NodeAddress) {
         let driver = self.nodes.get_mut(&node).expect("something happened to it");
         let Ok(Some(work)) = driver.start() else { return };
         let cost_ns = match (node, &work) {
-            (NodeId::Tier1(slice), Started::Tier1(work)) => {
+            (NodeAddress::Tier1(slice), Started::Tier1(work)) => {
                 self.costs.tier1_ns(slice, work.stage, work.rows())
             }
-            (NodeId::Tier2(slice, lane), Started::Tier2(work)) => {
+            (NodeAddress::Tier2(slice, lane), Started::Tier2(work)) => {
                 self.costs.tier2_ns(slice, lane, &work.attend.rows)
             }
             _ => unreachable!("a node has the work of its tier"),
@@ -286,7 +286,7 @@ impl<C: Costs> Cluster<'_, C> {
             DispatcherAction::Launch(launch) => {
                 let rows = launch.rows.len();
                 let parcel = Parcel::Launch(launch, Values::new());
-                self.send(Outgoing { to: NodeId::Tier1(0), rows, parcel });
+                self.send(Outgoing { to: NodeAddress::Tier1(0), rows, parcel });
             }
             DispatcherAction::Finish(completion) => {
                 let id = completion.id;

@@ -10,4 +10,6 @@ pub mod model;
 mod setting;
 
 pub use cluster::run;
-pub use setting::{Costs, Death, Failure, Garble, Link, Mishap, Report, Stop, Topology};
+pub use setting::{
+    Costs, Death, Failure, Garble, Mishap, SimulatedCluster, Stop, VirtualRun, Wire,
+};

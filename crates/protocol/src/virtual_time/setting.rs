@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 /// The simulated cluster's shape.
 #[derive(Clone, Debug)]
-pub struct Topology {
+pub struct SimulatedCluster {
     /// Layers of each slice.
     pub slice_layers: Vec<u32>,
     /// Rows in one Tier-1 batch at most.
@@ -41,9 +41,9 @@ pub trait Costs {
     /// Attention of rows on a lane.
     fn tier2_ns(&mut self, slice: usize, lane: u32, rows: &[Row]) -> u64;
     /// A message of `rows` rows on a link: time it occupies the link, and latency after that.
-    fn link_ns(&mut self, link: Link, rows: usize) -> (u64, u64);
+    fn link_ns(&mut self, link: Wire, rows: usize) -> (u64, u64);
     /// What goes wrong with a message on a link.
-    fn mishap(&mut self, _link: Link) -> Option<Mishap> {
+    fn mishap(&mut self, _link: Wire) -> Option<Mishap> {
         None
     }
     /// What the watcher of a prompt, counted from 0, does when it has seen this many tokens.
@@ -98,7 +98,7 @@ pub struct Stop {
 
 /// A directed link between two places of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Link {
+pub enum Wire {
     /// Dispatcher → slice 0.
     Launch,
     /// Slice → next slice.
@@ -112,7 +112,7 @@ pub enum Link {
 }
 
 /// What a run came to.
-pub struct Report {
+pub struct VirtualRun {
     /// One for each prompt, counted from 0.
     pub completions: BTreeMap<usize, Completion>,
     /// The dispatcher's counters.
