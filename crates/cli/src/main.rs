@@ -43,6 +43,8 @@ fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal() && !no_color)
+        // Otherwise a log that cannot be written, such as a pipe that is gone, ends the thread.
+        .log_internal_errors(false)
         .init();
     let outcome = match cli.command {
         Command::Run(args) => run::run(&args),

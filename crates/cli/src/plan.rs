@@ -1,8 +1,10 @@
 //! `plan` and `reproduce`: the planner's commands.
 
 use crate::args::PlanArgs;
+use crate::folder::{file_uses, require_folder};
 use crate::progress::say;
 use crate::{models, workloads};
+use glinthawk_jobs::refuse_collisions;
 use glinthawk_plan::{Cluster, PlannedJob, SearchLimits, Settings, Shape, Space, propose};
 use glinthawk_reproduce::Reproduction;
 use std::io::Write;
@@ -13,6 +15,12 @@ use std::time::Instant;
 /// Chooses a cluster's shape, says why, and writes the plan if asked.
 pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let objective = args.objective()?;
+    refuse_collisions(&file_uses(&[
+        ("--cluster", Some(&args.cluster), false),
+        ("--workload", Some(&args.workload), false),
+        ("--output", args.output.as_deref(), true),
+    ]))?;
+    require_folder("--output", args.output.as_deref())?;
     let model = models::resolve(&args.model)?.open()?;
     // Keep the name the user gave: `run --plan` finds the model by it.
     let shape = Shape::of(&args.model, model.config());

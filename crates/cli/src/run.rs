@@ -1,7 +1,7 @@
 //! `run`: the main job.
 
 use crate::args::RunArgs;
-use crate::folder::require_folder;
+use crate::folder::{file_uses, require_folder};
 use crate::progress::{JobProgress, say, with_bars};
 use crate::{EXIT_LINES_FAILED, interrupt, outlook, typed, units};
 use anyhow::{Context, bail};
@@ -219,17 +219,14 @@ fn files(args: &RunArgs, output: &Output) -> Vec<FileUse> {
         Output::Stdout => Path::new("/dev/stdout"),
     };
     let input = if is_dash(&args.input) { Path::new("/dev/stdin") } else { &args.input };
-    let all = [
+    let all = &[
         ("the input", Some(input), false),
         ("the output", Some(output), true),
         ("--plan", args.plan.as_deref(), false),
         ("--stats", args.stats.as_deref(), true),
         ("--trace", args.cluster.trace.as_deref(), true),
     ];
-    let file = |(role, path, written): (_, Option<&Path>, _)| {
-        path.map(|path| FileUse { role, path: path.to_owned(), written })
-    };
-    all.into_iter().filter_map(file).collect()
+    file_uses(all)
 }
 
 /// The files of a model, which must not be written either.

@@ -1,9 +1,11 @@
 //! `simulate`: one configuration in detail.
 
 use crate::args::SimulateArgs;
+use crate::folder::{file_uses, require_folder};
 use crate::progress::say;
 use crate::{models, workloads};
 use anyhow::{Context, bail};
+use glinthawk_jobs::refuse_collisions;
 use glinthawk_launch::LaunchError;
 use glinthawk_model::even_slices;
 use glinthawk_plan::shape::GIB;
@@ -41,6 +43,15 @@ struct Node {
 
 /// Simulates a configuration and says what it does.
 pub fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
+    refuse_collisions(&file_uses(&[
+        ("--plan", args.plan.as_deref(), false),
+        ("--cluster", args.cluster.as_deref(), false),
+        ("--profile", args.profile.as_deref(), false),
+        ("--tier2-profile", args.tier2_profile.as_deref(), false),
+        ("--workload", args.workload.as_deref(), false),
+        ("--trace", args.trace.as_deref(), true),
+    ]))?;
+    require_folder("--trace", args.trace.as_deref())?;
     if let (Some(plan), Some(cluster)) = (&args.plan, &args.cluster) {
         return simulate_plan(args, plan, cluster);
     }

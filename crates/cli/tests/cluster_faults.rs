@@ -115,6 +115,19 @@ fn a_killed_dispatcher_takes_its_workers_along() {
 }
 
 #[test]
+fn workers_end_though_nobody_reads_their_log() {
+    // What a worker logs goes to its dispatcher. A log that cannot be written must not keep it alive.
+    let story = Story::new();
+    let options = ["--tier1", "1", "--tier2", "2", "--batch", "8", "--flights", "2"];
+    let mut running = Running::start(story.case.command(&options).env("GLINTHAWK_LOG", "info"));
+    running.wait_for_lines(&story.case.output(), 5);
+    let workers = running.process().children();
+    running.process().kill();
+    running.finish();
+    expect_gone(&workers);
+}
+
+#[test]
 fn workers_from_elsewhere_end_with_a_killed_dispatcher() {
     let case = Case::new(mixed_requests(LINES as u64, 4, 16));
     let options = ["--workers", "2", "--batch", "8", "--delay", "2ms"];

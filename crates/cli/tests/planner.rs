@@ -44,6 +44,24 @@ fn a_profile_says_where_it_is_from() {
 }
 
 #[test]
+fn what_is_read_is_not_written() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("both");
+    let both = path.to_str().expect("a path of ours");
+    for options in [
+        &["plan", "--cluster", both, "--workload", "no.csv", "-o", both][..],
+        &["plan", "--cluster", "no.toml", "--workload", both, "-o", both],
+        &["simulate", "--profile", both, "--trace", both],
+        &["simulate", "--device", "t4", "--workload", both, "--trace", both],
+    ] {
+        fs::write(&path, "precious").expect("written");
+        let refused = Finished::of(&mut glinthawk(options.iter().copied())).expect(2);
+        assert!(refused.stderr.contains("both"), "{}", refused.stderr);
+        assert_eq!(fs::read_to_string(&path).expect("there"), "precious", "{options:?}");
+    }
+}
+
+#[test]
 fn a_profile_in_the_cache_is_named_after_the_machine() {
     let cache = TempDir::new().expect("a folder");
     let mut command = glinthawk(["profile", "--brief", "--threads", "1", "--model", TINY]);

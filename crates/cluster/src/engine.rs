@@ -157,7 +157,15 @@ impl Engine {
         match self.dispatcher.lanes_left() {
             0 => Err(error),
             left => {
-                tracing::warn!(%error, lane, lanes_left = left, "its prompts are computed again");
+                let (node, reason) = match error {
+                    ClusterError::Lost { name, reason } => (name, reason),
+                    ClusterError::Failed { name, reason } => (name, reason),
+                    other => (format!("a node of lane {lane}"), other.to_string()),
+                };
+                tracing::warn!(
+                    "{node} is gone ({reason}): its prompts are computed again on the other {left} of {} lanes",
+                    self.dispatcher.lanes()
+                );
                 Ok(())
             }
         }

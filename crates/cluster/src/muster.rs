@@ -28,7 +28,7 @@ pub struct ClusterSpec<'a> {
     pub layout: Layout,
     /// The model.
     pub model: &'a Model,
-    /// ModelIdentity of its weights, which a worker's own disk must match.
+    /// Identity of its weights, which a worker's own disk must match.
     pub identity: ModelIdentity,
     /// The name by which workers look for it on their own disks.
     pub model_name: String,

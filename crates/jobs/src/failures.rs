@@ -21,21 +21,28 @@ pub struct FailureKind {
 
 /// The failures of a job, by kind.
 #[derive(Debug, Default)]
-pub(crate) struct Failures(HashMap<(Option<&'static str>, Option<String>), FailureKind>);
+pub(crate) struct Failures(HashMap<Kind, FailureKind>);
+
+/// What one kind has in common: code, field and message, without the numbers in them.
+type Kind = (Option<&'static str>, Option<String>, String);
+
+fn without_numbers(text: &str) -> String {
+    text.split(|c: char| c.is_ascii_digit()).collect()
+}
 
 impl Failures {
     pub(crate) fn refused(&mut self, line: u64, refusal: &Refusal) {
         // The same fault in different messages of a chat is one kind.
-        let param = refusal.param.as_ref();
-        let param = param.map(|param| param.split(|c: char| c.is_ascii_digit()).collect());
-        self.add((refusal.code, param), line, &refusal.message);
+        let param = refusal.param.as_deref().map(without_numbers);
+        let kind = (refusal.code, param, without_numbers(&refusal.message));
+        self.add(kind, line, &refusal.message);
     }
 
     pub(crate) fn rejected(&mut self, line: u64, reason: &str) {
-        self.add((Some("rejected"), None), line, reason);
+        self.add((Some("rejected"), None, without_numbers(reason)), line, reason);
     }
 
-    fn add(&mut self, kind: (Option<&'static str>, Option<String>), line: u64, message: &str) {
+    fn add(&mut self, kind: Kind, line: u64, message: &str) {
         let known = self.0.len();
         if let Some(kind) = self.0.get_mut(&kind) {
             kind.lines += 1;
@@ -68,6 +75,7 @@ mod tests {
         for line in [3, 7, 9] {
             failures.refused(line, &json(line));
         }
+        failures.refused(2, &Refusal::line("invalid_json", "line 2 is not valid JSON: too deep"));
         failures.refused(4, &Refusal::unknown("messages[1].nmae"));
         failures.refused(5, &Refusal::unknown("messages[12].nmae"));
         failures.rejected(8, "no room\u{1b}[31m");
@@ -79,6 +87,7 @@ mod tests {
         let expected = [
             (3, 3, "not valid JSON".to_owned()),
             (2, 4, "unknown field `messages[1].nmae`".to_owned()),
+            (1, 2, "not valid JSON: too deep".to_owned()),
             (1, 8, "no room\\u{1b}[31m".to_owned()),
         ];
         assert_eq!(told, expected);

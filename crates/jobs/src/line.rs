@@ -1,6 +1,6 @@
 //! One input line's envelope: its custom id, its endpoint and its body's fields.
 
-use crate::digest::{ValueDigest, hash};
+use crate::digest::{LineDigest, hash};
 use crate::fields::{Fields, complaint, must_be, parse};
 use crate::refusal::Refusal;
 
@@ -52,8 +52,8 @@ impl<'a> Line<'a> {
                 return bad(hash(&[b"bytes", bytes]), Refusal::line("invalid_utf8", message));
             }
         };
-        let digest = match serde_json::from_str::<ValueDigest>(text) {
-            Ok(ValueDigest(digest)) => digest,
+        let digest = match serde_json::from_str::<LineDigest>(text) {
+            Ok(LineDigest(digest)) => digest,
             Err(error) => {
                 let message = format!("line {number} is not valid JSON: {}", complaint(&error));
                 return bad(hash(&[b"bytes", bytes]), Refusal::line("invalid_json", message));

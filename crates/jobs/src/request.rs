@@ -4,6 +4,7 @@ use glinthawk_model::Tokenizer;
 use glinthawk_protocol::{Prompt, Sampling};
 use serde_json::value::RawValue;
 
+use crate::digest::HARMLESS;
 use crate::fields::{Fields, List, check_tokens, must_be, parse};
 use crate::key::seed_of_choice;
 use crate::line::Endpoint;
@@ -23,23 +24,6 @@ const COMPLETION_TOKENS_DEFAULT: u32 = 16;
 const UNLIKELY_TOKEN_BYTES: usize = 32;
 /// The most that a tokenizer's Unicode normalization can shorten a text.
 const NORMALIZATION: usize = 3;
-
-/// Fields that do not affect the result: accepted and ignored. Results are always written whole, so
-/// asking for a stream changes nothing either.
-const HARMLESS: &[&str] = &[
-    "model",
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "stream",
-    "stream_options",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prediction",
-    "parallel_tool_calls",
-];
 
 /// Fields of the OpenAI API that we cannot honour, with the values that ask for nothing.
 const UNSUPPORTED: &[(&str, &[&str])] = &[

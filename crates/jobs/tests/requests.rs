@@ -323,6 +323,26 @@ fn a_seed_derives_from_the_request() {
 }
 
 #[test]
+fn fields_that_do_not_count_change_neither_seed_nor_id() {
+    let of = |line: &str| {
+        let case = Case::new(line);
+        let seed = case.prompts()[0].sampling.seed;
+        case.run().unwrap();
+        let line: Value = serde_json::from_str(&case.output_text()).unwrap();
+        (seed, line["id"].clone())
+    };
+    let plain = of(r#"{"custom_id":"a","prompt":"hi"}"#);
+    for field in [r#""priority":7"#, r#""user":"bob""#, r#""model":"m""#, r#""stream":true"#] {
+        assert_eq!(of(&format!(r#"{{"custom_id":"a","prompt":"hi",{field}}}"#)), plain, "{field}");
+    }
+    let batch = |field: &str| {
+        let body = format!(r#"{{"prompt":"hi"{field}}}"#);
+        of(&format!(r#"{{"custom_id":"a","method":"POST","url":"/v1/completions","body":{body}}}"#))
+    };
+    assert_eq!(batch(""), batch(r#","metadata":{"a":"b"},"priority":-1"#));
+}
+
+#[test]
 fn choices_differ_in_their_seed_alone() {
     let prompts = Case::new(r#"{"prompt":"hi","n":3,"seed":9}"#).prompts();
     assert_eq!(prompts.len(), 3);

@@ -31,7 +31,7 @@ impl Candidate {
 pub struct Evaluation {
     /// The candidate.
     pub candidate: Candidate,
-    /// SettledReport tokens per second.
+    /// Simulated tokens per second.
     pub tokens_per_second: f64,
     /// The limit no run exceeds.
     pub bound: f64,

@@ -29,7 +29,7 @@ pub struct Proposal {
     pub best: Trial,
     /// Configurations next to it.
     pub neighbours: Vec<Neighbour>,
-    /// PlannedJob time against cost, cheapest first.
+    /// Job time against cost, cheapest first.
     pub front: Vec<Trial>,
     /// What costs are counted in.
     pub unit: CostUnit,

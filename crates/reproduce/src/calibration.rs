@@ -157,7 +157,7 @@ impl Testbed {
         Arc::new(KernelTimes::analytic(self.device(name), &self.shape))
     }
 
-    /// SettledReport tokens per second of an experiment whose rows attend to `context` positions.
+    /// Simulated tokens per second of an experiment whose rows attend to `context` positions.
     pub(crate) fn rate(&self, experiment: &Experiment, context: f64) -> f64 {
         simulate(&self.configuration(experiment, context)).tokens_per_second
     }

@@ -120,7 +120,7 @@ pub(crate) fn kernel_times(testbed: &Testbed) -> Section {
     );
     Section {
         label: "fig:llama2-70b-profile, app:kvcalc",
-        title: "KernelTimes of the T4",
+        title: "Kernels of the T4",
         comparisons: vec![
             Comparison::new(
                 "t_c, one layer at batch 1",

@@ -254,7 +254,7 @@ pub(crate) fn inter_tier_traffic(testbed: &Testbed, rows: &[TrafficRow]) -> Sect
              compared. With kernels fitted to them they cannot show how good a simulation is. How well our own forecasts \
              match our own runs is in fidelity.md."
                 .to_owned(),
-            "RowTraffic is the paper's formula, K⌈N/K⌉ · 2(2D+2D_kv) out and K⌈N/K⌉ · 2(2D) back per token, at our \
+            "Traffic is the paper's formula, K⌈N/K⌉ · 2(2D+2D_kv) out and K⌈N/K⌉ · 2(2D) back per token, at our \
              throughput, so it errs as the throughput does. At the paper's own throughput it gives the totals of the four \
              measured rows to the digit. The three simulated rows carry less than the formula, because their Tier-1 GPUs have \
              memory left beside the weights and attend to some rows themselves."
@@ -263,6 +263,6 @@ pub(crate) fn inter_tier_traffic(testbed: &Testbed, rows: &[TrafficRow]) -> Sect
              digits: see What was tried for how far the row moves within them."
                 .to_owned(),
         ],
-        figures: vec![("inter_bw", "SettledReport throughput against the paper's")],
+        figures: vec![("inter_bw", "Simulated throughput against the paper's")],
     }
 }

@@ -82,9 +82,9 @@ pub struct Deployment {
     pub whole_flights: bool,
     /// Whether tokens are the likeliest ones, else drawn.
     pub greedy: bool,
-    /// KernelTimes of Tier 1, and of everything in one process.
+    /// Kernels of Tier 1, and of everything in one process.
     pub tier1: Arc<KernelTimes>,
-    /// KernelTimes of Tier 2.
+    /// Kernels of Tier 2.
     pub tier2_kernels: Arc<KernelTimes>,
     /// Delay between the tiers, one way, in seconds.
     pub delay: f64,

@@ -227,6 +227,11 @@ impl Dispatcher {
         self.entries.is_empty()
     }
 
+    /// Lanes, lost ones included.
+    pub fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// Lanes that were not lost.
     pub fn lanes_left(&self) -> usize {
         self.lanes.iter().filter(|lane| !lane.lost).count()
