@@ -138,6 +138,8 @@ fn finish_without_engine(mut job: Job, args: &RunArgs) -> anyhow::Result<JobSumm
 
 fn exit_code(summary: &JobSummary, output: &Output, interrupted: bool) -> ExitCode {
     match summary {
+        // Nobody knows what another program did to the results.
+        JobSummary { foreign_bytes: 1.., .. } => ExitCode::FAILURE,
         JobSummary { complete: true, failed: 0, .. } => ExitCode::SUCCESS,
         JobSummary { complete: true, .. } => ExitCode::from(EXIT_LINES_FAILED),
         _ => {
@@ -316,7 +318,8 @@ fn report(args: &RunArgs, summary: &JobSummary, stats: &RunStats, output: &Outpu
     if let Output::File(path) = output {
         if summary.foreign_bytes > 0 {
             say(format_args!(
-                "another program wrote {} to {} during this run; that was left in place",
+                "another program wrote {} to {} during this run; that was left in place. It may have \
+                 damaged a result: run the same command again, which redoes what is damaged",
                 units::counted(summary.foreign_bytes, "byte"),
                 path.display()
             ));

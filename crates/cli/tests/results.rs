@@ -281,7 +281,7 @@ fn what_another_program_writes_to_the_output_is_told_and_left_alone() {
     let mut output = fs::OpenOptions::new().append(true).open(case.output()).expect("it is there");
     std::io::Write::write_all(&mut output, b"a note\n").expect("written");
     drop(child.stdin.take());
-    let said = Finished::wait(child).expect(0).stderr;
+    let said = Finished::wait(child).expect(1).stderr;
     assert!(said.contains("another program wrote 7 bytes to "), "{said}");
     assert!(said.contains("out.jsonl during this run"), "{said}");
     assert!(read(&case.output()).contains("\na note\n"));
