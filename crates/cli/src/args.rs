@@ -129,6 +129,8 @@ pub struct ClusterArgs {
     /// Number of workers to wait for; --tier1 and --tier2 say what they become
     #[arg(long, value_name = "N", requires = "listen", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub workers: Option<u32>,
+    #[command(flatten)]
+    pub security: SecurityArgs,
     /// What Tier 1 computes: whatever is `ready`, or only whole `flights` (to see what stragglers
     /// cost)
     #[arg(long, value_enum, default_value_t = MergeArg::Ready, hide_possible_values = true)]
@@ -136,6 +138,18 @@ pub struct ClusterArgs {
     /// Write every node's timeline to this file, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE.json")]
     pub trace: Option<PathBuf>,
+}
+
+/// Options that keep strangers out.
+#[derive(Args, Clone)]
+pub struct SecurityArgs {
+    /// File that holds the cluster's secret [default: the environment variable GLINTHAWK_TOKEN holds it]
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+    /// Do not encrypt connections to other machines: anyone between them can read and join. Must be given to the
+    /// dispatcher and to every worker
+    #[arg(long)]
+    pub insecure: bool,
 }
 
 /// When Tier 1 computes.
@@ -312,14 +326,17 @@ impl SimulateArgs {
 /// Options of `worker`.
 #[derive(Args)]
 #[command(
-    after_help = "Set the environment variable GLINTHAWK_TOKEN to the cluster's secret, the same on the \
-                  dispatcher and on every worker. Without --stay, a worker looks for its dispatcher for \
+    after_help = "The cluster's secret is the same on the dispatcher and on every worker: in a file \
+                  (--secret-file) or in the environment variable GLINTHAWK_TOKEN. Connections to other \
+                  machines are encrypted, and open to those that have it. Without --stay, a worker looks for its dispatcher for \
                   a minute and ends with the job. With --stay, only Ctrl-C or a signal ends it."
 )]
 pub struct WorkerArgs {
     /// The dispatcher's address, such as 10.0.0.1:7070
     #[arg(long, value_name = "ADDR", value_parser = units::parse_address)]
     pub join: String,
+    #[command(flatten)]
+    pub security: SecurityArgs,
     /// After a job, wait for the next one; wait for a dispatcher as long as it takes
     #[arg(long)]
     pub stay: bool,
@@ -442,6 +459,8 @@ impl RunArgs {
                 hybrid: cluster.hybrid,
                 listen: cluster.listen.clone(),
                 workers: cluster.workers,
+                secret_file: cluster.security.secret_file.clone(),
+                insecure: cluster.security.insecure,
                 delay: cluster.delay,
                 bandwidth: cluster.bandwidth,
             },

@@ -168,6 +168,13 @@ pub fn net(rows: u32, shape: &str) -> anyhow::Result<ExitCode> {
         figures.flight_bytes_per_second / 1e9,
         figures.throughput_share * 100.0,
     )?;
+    writeln!(
+        out,
+        "over TLS: round trip {:.1} µs, throughput {:.2} GB/s: {:.0}% of plain flights (median of turns)",
+        microseconds(figures.tls_round_trip),
+        figures.tls_bytes_per_second / 1e9,
+        figures.tls_share * 100.0,
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,7 +7,7 @@ use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
     ClusterError, NodeReport, Role, Traffic, WorkerNews, WorkerOptions, keep_to_cores, work,
 };
-use glinthawk_launch::{cluster_token, free_memory_bytes, isa, threads};
+use glinthawk_launch::{cluster_secret, encryption, free_memory_bytes, isa, threads};
 use glinthawk_model::{Model, Source};
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -19,13 +19,14 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Works until the dispatcher says goodbye, or until it is stopped.
 pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
-    let token = cluster_token()?;
+    let token = cluster_secret(args.security.secret_file.as_deref())?;
     if !args.cores.is_empty() {
         keep_to_cores(&args.cores)?;
     }
     let options = WorkerOptions {
         join: args.join.clone(),
         token: Token::new(&token),
+        encryption: encryption(args.security.insecure),
         tier: args.tier,
         place: args.place,
         isa: isa(args.isa)?,

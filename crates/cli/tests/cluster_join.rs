@@ -166,7 +166,7 @@ fn strangers_are_sent_away_and_the_job_goes_on() {
 
     let finished = dispatcher.running.finish().expect(0);
     assert!(!finished.stderr.contains('\u{1b}'), "colours in a log: {}", finished.stderr);
-    for reason in ["wrong cluster token", "not a glinthawk hello", "too late"] {
+    for reason in ["wrong cluster secret", "not a glinthawk hello", "too late"] {
         assert!(finished.stderr.contains(reason), "\"{reason}\" is missing: {}", finished.stderr);
     }
     tier2.finish().expect(0);
@@ -184,10 +184,11 @@ fn strangers_are_sent_away_and_the_job_goes_on() {
 /// A worker with another secret learns why it cannot join.
 fn refused_worker(address: &str) {
     let mut command = worker(address, &[]);
-    let mut refused = Running::start(command.env(TOKEN_VARIABLE, "another secret")).finish();
+    let mut refused =
+        Running::start(command.env(TOKEN_VARIABLE, "another secret of the tests")).finish();
     let dialling = format!("dialling {address}\n");
     refused.stderr = refused.stderr.strip_prefix(&dialling).expect("it dials first").to_owned();
-    refused.expect_error(&[address, "wrong cluster token"]);
+    refused.expect_error(&[address, "wrong cluster secret"]);
 }
 
 /// Random bytes of several lengths and a broken connection after each; and a connection that says

@@ -16,7 +16,9 @@ fn options_that_do_nothing_are_bad_usage() {
     let case = Case { model: model.to_owned(), ..case };
     let stats = case.path("stats.json");
     fs::write(&stats, "of an earlier run").expect("written");
-    let cases: [(&[&str], &[&str]); 9] = [
+    let cases: [(&[&str], &[&str]); 11] = [
+        (&["--insecure"], &["--insecure does nothing without --listen"]),
+        (&["--tier1", "2", "--secret-file", "x"], &["--secret-file does nothing", "--listen"]),
         (&["--hybrid"], &["--hybrid", "--tier2 1"]),
         (&["--delay", "1ms"], &["--delay", "--tier2 1"]),
         (&["--bandwidth", "1gbit"], &["--bandwidth", "--tier2 1"]),
@@ -46,7 +48,9 @@ fn options_that_do_nothing_are_bad_usage() {
         let mut command = glinthawk([command, "--threads", "1024"]);
         match command.get_args().next().and_then(|name| name.to_str()) {
             Some("generate") => command.arg("hello"),
-            Some("worker") => command.args(["--join", "127.0.0.1:1"]).env("GLINTHAWK_TOKEN", "x"),
+            Some("worker") => {
+                command.args(["--join", "127.0.0.1:1"]).env("GLINTHAWK_TOKEN", "0123456789abcdef")
+            }
             _ => &mut command,
         };
         let finished = Finished::of(&mut command).expect(2);
@@ -62,6 +66,28 @@ fn a_missing_secret_is_explained() {
     Finished::of(worker.env_remove("GLINTHAWK_TOKEN")).expect_error(&parts);
     let mut run = case.command(&["--listen", "127.0.0.1:0", "--workers", "1"]);
     Finished::of(run.env_remove("GLINTHAWK_TOKEN")).expect_error(&parts);
+}
+
+#[test]
+fn a_secret_that_can_be_guessed_is_refused() {
+    let case = Case::new("{\"prompt\":\"hello\"}\n");
+    let file = case.path("secret");
+    let (path, long) = (file.to_str().expect("a path of text"), "x".repeat(5000));
+    let guessed = "can be guessed: 16 is the least, and `openssl rand -hex 32` makes a good one";
+    for (secret, part) in
+        [("", guessed), ("fifteen letters\n", guessed), (&long, "holds no secret")]
+    {
+        fs::write(&file, secret).expect("written");
+        let worker = &mut glinthawk(["worker", "--join", "127.0.0.1:1", "--secret-file", path]);
+        Finished::of(worker).expect_error(&[path, part]);
+        if secret.len() < 16 {
+            let mut run = case.command(&["--listen", "0.0.0.0:0", "--workers", "1", "--insecure"]);
+            Finished::of(run.env("GLINTHAWK_TOKEN", secret))
+                .expect_error(&["GLINTHAWK_TOKEN", part]);
+        }
+    }
+    let mut missing = glinthawk(["worker", "--join", "127.0.0.1:1", "--secret-file", "not there"]);
+    Finished::of(&mut missing).expect_error(&["cannot read the secret in not there"]);
 }
 
 #[test]

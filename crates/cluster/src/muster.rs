@@ -4,7 +4,7 @@ use crate::control::{Control, Link, Offer, Role};
 use crate::error::ClusterError;
 use crate::kinds::Kinds;
 use crate::layout::Layout;
-use crate::net::{Config, Controller, Event, Peer, Token};
+use crate::net::{Config, Controller, Encryption, Event, Peer, Token};
 use crate::remote::{Node, RemoteFabric, name_of};
 use glinthawk_compute::Isa;
 use glinthawk_flight::{Buffer, Pool};
@@ -72,9 +72,11 @@ impl Muster {
     pub fn listen(
         address: impl ToSocketAddrs,
         token: Token,
+        encryption: Encryption,
     ) -> Result<(Self, SocketAddr), ClusterError> {
         let pool = Arc::new(Pool::new(POOL_BUFFERS));
-        let controller = Controller::start(Config::new("dispatcher", token, pool))
+        let config = Config { encryption, ..Config::new("dispatcher", token, pool) };
+        let controller = Controller::start(config)
             .map_err(ClusterError::io("cannot start the network thread"))?;
         let bound =
             controller.listen(address).map_err(ClusterError::io("cannot listen for workers"))?;

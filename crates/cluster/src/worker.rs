@@ -3,7 +3,7 @@
 
 use crate::control::{Control, Offer, Role};
 use crate::error::ClusterError;
-use crate::net::{Config, Controller, Event, Peer, Token};
+use crate::net::{Config, Controller, Encryption, Event, Peer, Token};
 use crate::news::WorkerNews;
 use crate::serve;
 use crate::station::{PATIENCE, Station, dial};
@@ -24,6 +24,8 @@ pub struct WorkerOptions {
     pub join: String,
     /// The cluster's secret.
     pub token: Token,
+    /// Which of its connections are TLS.
+    pub encryption: Encryption,
     /// The tier it wants to be in.
     pub tier: Option<u8>,
     /// Its place among the local processes of its tier.
@@ -44,9 +46,12 @@ pub struct WorkerOptions {
 pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     let pool = Arc::new(Pool::new(POOL_BUFFERS));
     let name = format!("worker-{}", std::process::id());
+    let config = Config {
+        encryption: options.encryption,
+        ..Config::new(&name, options.token.clone(), Arc::clone(&pool))
+    };
     let controller =
-        Controller::start(Config::new(&name, options.token.clone(), Arc::clone(&pool)))
-            .map_err(ClusterError::io("cannot start the network thread"))?;
+        Controller::start(config).map_err(ClusterError::io("cannot start the network thread"))?;
     (options.news)(WorkerNews::Dialling(&options.join));
     let patience = if options.patient { Duration::MAX } else { PATIENCE };
     let dispatcher = dial(&controller, &options.join, patience)?;

@@ -65,8 +65,8 @@ fn strangers_are_refused_with_one_line() {
         (noise(100, 1), false, "not a glinthawk hello"),
         (noise(1 << 20, 2), false, "not a glinthawk hello"),
         (changed(4, 99), false, "protocol version 99, this node speaks 4"),
-        (changed(63, hello[63] ^ 1), false, "wrong cluster token"),
-        (endless, false, "wrong cluster token"),
+        (changed(63, hello[63] ^ 1), false, "wrong cluster secret"),
+        (endless, false, "wrong cluster secret"),
         (hello[..50].to_vec(), true, "closed after 50 bytes of 128"),
         (Vec::new(), true, "closed after 0 bytes of 128"),
     ];

@@ -30,6 +30,9 @@ pub enum LaunchError {
     /// An option of Tier 2 where there is none.
     #[error("{0} does nothing without a Tier 2: give --tier2 1 or more too")]
     NoTier2(&'static str),
+    /// An option for workers from elsewhere where there are none.
+    #[error("{0} does nothing without --listen: local processes need none")]
+    NotListening(&'static str),
     /// A GPU for a cluster.
     #[error(
         "--device {0} runs in one process: leave out --tier1, --tier2 and --listen, or use --device cpu"
@@ -87,12 +90,42 @@ pub enum LaunchError {
     /// The cluster has no secret.
     #[error(
         "{TOKEN_VARIABLE} is not set. It holds the cluster's secret, the same on the dispatcher and on every worker, \
-         so that no stranger joins: make one up and export {TOKEN_VARIABLE}=... on all of them"
+         so that no stranger joins: make one with `openssl rand -hex 32` and export {TOKEN_VARIABLE}=... on all of \
+         them, or put it in a file and give --secret-file"
     )]
     NoToken,
     /// The cluster's secret is not text.
     #[error("{TOKEN_VARIABLE} is not text: use letters and digits")]
     BadToken,
+    /// The file of the cluster's secret cannot be read.
+    #[error("cannot read the secret in {}", path.display())]
+    SecretFile {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file holds something else.
+    #[error("{} is longer than {most} bytes: it holds no secret", path.display())]
+    LongSecret {
+        /// The file.
+        path: PathBuf,
+        /// The most bytes of a secret.
+        most: usize,
+    },
+    /// The cluster's secret is too short.
+    #[error(
+        "the secret in {place} has {characters} characters and can be guessed: {least} is the least, and `openssl rand \
+         -hex 32` makes a good one"
+    )]
+    ShortSecret {
+        /// Where it is.
+        place: String,
+        /// How long it is.
+        characters: usize,
+        /// How long it must be.
+        least: usize,
+    },
     /// The system does not say how much memory is free.
     #[error("cannot tell how much memory is free: give --context-memory")]
     FreeMemory,
@@ -149,6 +182,7 @@ impl LaunchError {
             self,
             Self::Workers { .. }
                 | Self::NoTier2(_)
+                | Self::NotListening(_)
                 | Self::DeviceOfCluster(_)
                 | Self::ThreadsOfCluster
                 | Self::TooManyThreads { .. }

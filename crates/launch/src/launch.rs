@@ -4,13 +4,11 @@ use crate::error::LaunchError;
 use crate::news::{LaunchNews, Tell};
 use crate::opened::Opened;
 use crate::resolved::Resolved;
+use crate::secret::{cluster_secret, encryption, random};
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
     ClusterError, ClusterSpec, Engine, Fabric, GpuFabric, Kernels, LocalFabric, Muster, Processes,
-    TOKEN_VARIABLE,
 };
-use std::env::VarError;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An engine and the local processes it runs on, if any: they end after it.
@@ -67,11 +65,12 @@ fn launch_cluster(
 ) -> Result<Running, LaunchError> {
     let Resolved { layout, topology, memory_bytes, .. } = resolved;
     let token = match topology.listen {
-        Some(_) => cluster_token()?,
-        None => random_token(),
+        Some(_) => cluster_secret(topology.secret_file.as_deref())?,
+        None => random(),
     };
     let address = topology.listen.as_deref().unwrap_or("127.0.0.1:0");
-    let (muster, bound) = Muster::listen(address, Token::new(&token))?;
+    let (muster, bound) =
+        Muster::listen(address, Token::new(&token), encryption(topology.insecure))?;
     let workers = layout.slices * (1 + layout.tier2);
     let mut processes = match topology.listen {
         Some(_) => {
@@ -112,18 +111,4 @@ fn launch_cluster(
     let setting = resolved.setting(opened, kind.clone(), mustered.threads, memory_bytes);
     let engine = Engine::new(Box::new(mustered.fabric), layout, mustered.lane_pages, setting);
     Ok(Running { engine, kind, _processes: processes })
-}
-
-/// A secret for processes of this machine only.
-fn random_token() -> String {
-    let random = || RandomState::new().build_hasher().finish();
-    format!("{:016x}{:016x}", random(), random())
-}
-
-/// The secret of a cluster whose workers come from elsewhere.
-pub fn cluster_token() -> Result<String, LaunchError> {
-    std::env::var(TOKEN_VARIABLE).map_err(|error| match error {
-        VarError::NotPresent => LaunchError::NoToken,
-        VarError::NotUnicode(_) => LaunchError::BadToken,
-    })
 }

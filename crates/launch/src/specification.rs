@@ -5,6 +5,7 @@ use crate::error::LaunchError;
 use crate::machine;
 use glinthawk_cluster::Link;
 use glinthawk_compute::{ContextType, Isa};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Prefill rows of one prompt in a step, unless something else is said.
@@ -62,6 +63,10 @@ pub struct Topology {
     pub listen: Option<String>,
     /// How many workers join there.
     pub workers: Option<u32>,
+    /// File that holds the secret of such a cluster; `None` takes it from the environment.
+    pub secret_file: Option<PathBuf>,
+    /// Whether connections to other machines are plain.
+    pub insecure: bool,
     /// Artificial delay between the tiers, each way.
     pub delay: Option<Duration>,
     /// Artificial bandwidth between the tiers, each way, in bytes per second.
@@ -99,6 +104,13 @@ impl Specification {
         ];
         if let Some((option, _)) = of_tier2.iter().find(|(_, given)| *given && tier2 == 0) {
             return Err(LaunchError::NoTier2(option));
+        }
+        let of_listening =
+            [("--secret-file", topology.secret_file.is_some()), ("--insecure", topology.insecure)];
+        if let Some((option, _)) = of_listening.iter().find(|(_, given)| *given)
+            && topology.listen.is_none()
+        {
+            return Err(LaunchError::NotListening(option));
         }
         if !topology.is_one_process() {
             if let Device::Cuda(_) = self.device {

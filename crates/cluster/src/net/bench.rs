@@ -1,7 +1,7 @@
 //! What the controller costs: flights against bare TCP of the same bytes, in the same run, over
 //! this machine's loopback.
 
-use super::config::{Bounds, Config, Token};
+use super::config::{Bounds, Config, Encryption, Token};
 use super::controller::{ConnectError, Controller};
 use super::event::{Event, Peer, SendError};
 use crate::processes::keep_to_cores;
@@ -9,7 +9,7 @@ use glinthawk_flight::{HEADER_BYTES, Kind, Message, Pool, Row, StepId};
 use std::hint::spin_loop;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, LazyLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,9 @@ const TURNS: usize = 9;
 const WINDOW: usize = 16;
 /// A message that takes longer than this will not come.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One for all, because making its keys takes a while.
+static TOKEN: LazyLock<Token> = LazyLock::new(|| Token::new("bench"));
 
 /// The size of what is sent.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +58,12 @@ pub struct BenchFigures {
     pub flight_bytes_per_second: f64,
     /// Throughput of flights as a share of the bare loop's just before; the median of all turns.
     pub throughput_share: f64,
+    /// The round trip through two controllers over TLS.
+    pub tls_round_trip: Duration,
+    /// `send` against `recv` over TLS.
+    pub tls_bytes_per_second: f64,
+    /// Throughput over TLS as a share of plain flights just before; the median of all turns.
+    pub tls_share: f64,
 }
 
 /// Why the network benchmark has no figures.
@@ -76,14 +85,18 @@ pub enum BenchError {
 
 /// Measures latency and throughput of the controller against bare TCP.
 pub fn bench(options: &BenchOptions) -> Result<BenchFigures, BenchError> {
-    let (mut bare, mut flights) = (Vec::new(), Vec::new());
-    let (mut bare_rates, mut flight_rates, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut bare, mut flights, mut tls) = (Vec::new(), Vec::new(), Vec::new());
+    let [mut bare_rates, mut flight_rates, mut tls_rates] = [const { Vec::new() }; 3];
+    let (mut shares, mut tls_shares) = (Vec::new(), Vec::new());
     for turn in 0..TURNS {
         bare.extend(bare_round_trips(options)?);
-        flights.extend(flight_round_trips(options)?);
+        flights.extend(flight_round_trips(options, Encryption::Never)?);
+        tls.extend(flight_round_trips(options, Encryption::Always)?);
         bare_rates.push(bare_stream(options)?);
-        flight_rates.push(flight_stream(options)?);
+        flight_rates.push(flight_stream(options, Encryption::Never)?);
+        tls_rates.push(flight_stream(options, Encryption::Always)?);
         shares.push(flight_rates[turn] / bare_rates[turn]);
+        tls_shares.push(tls_rates[turn] / flight_rates[turn]);
     }
     let bare_round_trip = median(bare);
     let flight_round_trip = median(flights);
@@ -95,6 +108,9 @@ pub fn bench(options: &BenchOptions) -> Result<BenchFigures, BenchError> {
         bare_bytes_per_second: median(bare_rates),
         flight_bytes_per_second: median(flight_rates),
         throughput_share: median(shares),
+        tls_round_trip: median(tls),
+        tls_bytes_per_second: median(tls_rates),
+        tls_share: median(tls_shares),
     })
 }
 
@@ -117,14 +133,14 @@ pub fn round_trip(options: &BenchOptions, cores: [usize; 2]) -> Result<RoundTrip
     thread::scope(|scope| {
         let echo = scope.spawn(move || -> Result<(), BenchError> {
             pinned(cores[1])?;
-            let far = Controller::start(config("bench-far", options))?;
+            let far = Controller::start(config("bench-far", options, Encryption::Never))?;
             // If the receiver is gone, the other end has failed and says why.
             _ = tell.send(far.listen((Ipv4Addr::LOCALHOST, 0))?);
             echo(options, &far, joined(&far)?, options.round_trips)
         });
         let ping = scope.spawn(move || -> Result<Vec<Duration>, BenchError> {
             pinned(cores[0])?;
-            let near = Controller::start(config("bench-near", options))?;
+            let near = Controller::start(config("bench-near", options, Encryption::Never))?;
             let address = told.recv().map_err(|_| BenchError::Unexpected("no address".into()))?;
             let (far_peer, _) = near.connect(&address.to_string())?;
             ping(options, &near, far_peer, options.round_trips)
@@ -195,15 +211,15 @@ fn bare_round_trips(options: &BenchOptions) -> io::Result<Vec<Duration>> {
     })
 }
 
-fn config(name: &str, options: &BenchOptions) -> Config {
+fn config(name: &str, options: &BenchOptions, encryption: Encryption) -> Config {
     let window_bytes = WINDOW / 2 * wire_bytes(options).0;
     let bounds = Bounds {
         queue_bytes_max: window_bytes,
         inbox_bytes_max: window_bytes,
         ..Bounds::default()
     };
-    let config = Config::new(name, Token::new("bench"), Arc::new(Pool::new(WINDOW)));
-    Config { bounds, ..config }
+    let config = Config::new(name, TOKEN.clone(), Arc::new(Pool::new(WINDOW)));
+    Config { bounds, encryption, ..config }
 }
 
 fn joined(far: &Controller) -> Result<Peer, BenchError> {
@@ -214,9 +230,12 @@ fn joined(far: &Controller) -> Result<Peer, BenchError> {
 }
 
 /// Two controllers that know each other, with the peer each has to talk to.
-fn controller_pair(options: &BenchOptions) -> Result<[(Controller, Peer); 2], BenchError> {
-    let near = Controller::start(config("bench-near", options))?;
-    let far = Controller::start(config("bench-far", options))?;
+fn controller_pair(
+    options: &BenchOptions,
+    encryption: Encryption,
+) -> Result<[(Controller, Peer); 2], BenchError> {
+    let near = Controller::start(config("bench-near", options, encryption))?;
+    let far = Controller::start(config("bench-far", options, encryption))?;
     let address = far.listen((Ipv4Addr::LOCALHOST, 0))?;
     let (far_peer, _) = near.connect(&address.to_string())?;
     let near_peer = joined(&far)?;
@@ -230,8 +249,11 @@ fn next_message(controller: &Controller, kind: Kind) -> Result<Message, BenchErr
     }
 }
 
-fn flight_round_trips(options: &BenchOptions) -> Result<Vec<Duration>, BenchError> {
-    let [(near, far_peer), (far, near_peer)] = controller_pair(options)?;
+fn flight_round_trips(
+    options: &BenchOptions,
+    encryption: Encryption,
+) -> Result<Vec<Duration>, BenchError> {
+    let [(near, far_peer), (far, near_peer)] = controller_pair(options, encryption)?;
     let count = options.round_trips.div_ceil(TURNS);
     thread::scope(|scope| {
         let echo = scope.spawn(|| echo(options, &far, near_peer, count));
@@ -307,8 +329,8 @@ fn bare_stream(options: &BenchOptions) -> io::Result<f64> {
 }
 
 /// The same through two controllers.
-fn flight_stream(options: &BenchOptions) -> Result<f64, BenchError> {
-    let [(near, far_peer), (far, _)] = controller_pair(options)?;
+fn flight_stream(options: &BenchOptions, encryption: Encryption) -> Result<f64, BenchError> {
+    let [(near, far_peer), (far, _)] = controller_pair(options, encryption)?;
     let (out_bytes, _) = wire_bytes(options);
     let count = options.stream_messages;
     let start = Instant::now();

@@ -1,10 +1,12 @@
 //! What a controller is told before it starts: who it is, what it accepts, how long it waits.
 
+use super::tls::Tls;
 use glinthawk_flight::{Limits, Pool};
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::Arc;
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use subtle::ConstantTimeEq;
 
@@ -37,9 +39,14 @@ pub struct Identity {
     pub name: String,
 }
 
-/// The secret that all nodes of a cluster share; only its digest is kept and sent.
+/// The secret that all nodes of a cluster share. Only its digest is ever sent, and beyond the
+/// loopback only inside TLS.
 #[derive(Clone)]
-pub struct Token([u8; Token::BYTES]);
+pub struct Token {
+    secret: Arc<str>,
+    digest: [u8; Token::BYTES],
+    tls: Arc<OnceLock<Tls>>,
+}
 
 impl Token {
     /// Bytes of a digest.
@@ -50,17 +57,23 @@ impl Token {
         let mut digest = Sha256::new();
         digest.update(b"glinthawk cluster token\0");
         digest.update(text.as_bytes());
-        Self(digest.finalize().into())
+        let digest = digest.finalize().into();
+        Self { secret: text.into(), digest, tls: Arc::default() }
     }
 
     /// What goes into a hello.
     pub fn digest(&self) -> [u8; Self::BYTES] {
-        self.0
+        self.digest
     }
 
     /// Compares in a time that does not depend on where the first difference is.
     pub fn matches(&self, digest: &[u8; Self::BYTES]) -> bool {
-        self.0.ct_eq(digest).into()
+        self.digest.ct_eq(digest).into()
+    }
+
+    /// How to speak TLS with those that have the secret. The first call takes a while.
+    pub(super) fn tls(&self) -> &Tls {
+        self.tls.get_or_init(|| Tls::new(&self.secret))
     }
 }
 
@@ -68,6 +81,18 @@ impl fmt::Debug for Token {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Token(…)")
     }
+}
+
+/// Which connections are TLS. Both ends must agree, and each decides by the other's address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Encryption {
+    /// All but those of the loopback, which nobody else can read.
+    #[default]
+    BeyondLoopback,
+    /// All.
+    Always,
+    /// None.
+    Never,
 }
 
 /// How long the controller waits for a peer.
@@ -130,6 +155,8 @@ pub struct Config {
     pub identity: Identity,
     /// The cluster's secret.
     pub token: Token,
+    /// Which connections are TLS.
+    pub encryption: Encryption,
     /// The largest messages this node takes; a pair of nodes agrees on the smaller.
     pub limits: Limits,
     /// How long to wait.
@@ -146,11 +173,22 @@ impl Config {
         Self {
             identity: Identity { node: NodeId::random(), name: name.to_owned() },
             token,
+            encryption: Encryption::default(),
             limits: Limits::default(),
             timing: Timing::default(),
             bounds: Bounds::default(),
             pool,
         }
+    }
+
+    /// How to speak TLS with a peer at this address; `None` is plain TCP.
+    pub(super) fn tls(&self, peer: IpAddr) -> Option<&Tls> {
+        let encrypted = match self.encryption {
+            Encryption::BeyondLoopback => !peer.to_canonical().is_loopback(),
+            Encryption::Always => true,
+            Encryption::Never => false,
+        };
+        encrypted.then(|| self.token.tls())
     }
 }
 

@@ -1,10 +1,10 @@
 //! One connection as the network thread has it: bytes from the socket into messages. Never blocks.
 
+use super::channel::Channel;
 use super::event::LostReason;
 use super::outlet::Outlet;
 use glinthawk_flight::{BodyChecksum, Buffer, HEADER_BYTES, Header, Limits, Message, Pool};
-use std::io::{self, ErrorKind, IoSliceMut, Read};
-use std::net::TcpStream;
+use std::io::{self, ErrorKind, IoSliceMut};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -25,6 +25,11 @@ impl Connection {
         Self { outlet, inbound: Inbound::default(), paused: false, heard_at: now }
     }
 
+    /// Whether there is something to receive that `poll` cannot see.
+    pub(super) fn holds_input(&self) -> bool {
+        !self.paused && self.outlet.channel.holds_input()
+    }
+
     /// The next whole message, or `None` when the socket has no more for now. `reads` counts down.
     pub(super) fn receive(
         &mut self,
@@ -41,7 +46,7 @@ impl Connection {
                 return Ok(None);
             }
             *reads -= 1;
-            match self.inbound.fill(&self.outlet.stream) {
+            match self.inbound.fill(&self.outlet.channel) {
                 Ok(0) => return Err(self.inbound.cut()),
                 Ok(_) => self.heard_at = now,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
@@ -114,10 +119,13 @@ impl Inbound {
         }
     }
 
-    fn fill(&mut self, mut stream: &TcpStream) -> io::Result<usize> {
+    fn fill(&mut self, channel: &Channel) -> io::Result<usize> {
         let next_header = &mut self.header.0[self.header_filled..];
         let (read, wanted, body_wanted) = match &mut self.body {
-            None => (stream.read(next_header)?, next_header.len(), 0),
+            None => {
+                let wanted = next_header.len();
+                (channel.read_vectored(&mut [IoSliceMut::new(next_header)])?, wanted, 0)
+            }
             Some(body) => {
                 let wanted = body.needed() - body.filled;
                 let table_filled = body.filled.min(body.table.len());
@@ -127,10 +135,10 @@ impl Inbound {
                     IoSliceMut::new(&mut body.payload.bytes_mut()[payload_filled..]),
                     IoSliceMut::new(next_header),
                 ];
-                (stream.read_vectored(&mut slices)?, wanted + HEADER_BYTES, wanted)
+                (channel.read_vectored(&mut slices)?, wanted + HEADER_BYTES, wanted)
             }
         };
-        self.drained = read < wanted;
+        self.drained = read < wanted && !channel.holds_input();
         let of_body = read.min(body_wanted);
         if let Some(body) = &mut self.body {
             body.take_in(of_body);

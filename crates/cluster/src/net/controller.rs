@@ -1,5 +1,6 @@
 //! The controller as the rest of the node sees it: listen, connect, send, receive, leave.
 
+use super::channel::Channel;
 use super::config::{Config, Identity, LinkShape};
 use super::event::{Event, Peer, SendError};
 use super::handshake::{self, HandshakeError};
@@ -7,6 +8,7 @@ use super::outlet::Outlet;
 use super::shared::{Command, Shared};
 use super::stats::PeerStats;
 use super::thread::NetThread;
+use super::tls::Tls;
 use glinthawk_flight::{Message, Pool};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -71,6 +73,10 @@ impl Controller {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let bound = listener.local_addr()?;
+        // Derives the keys now: the network thread must not stop for it when someone dials.
+        if self.config.tls(bound.ip()).is_none() && !bound.ip().is_loopback() {
+            tracing::warn!(address = %bound, "connections to other machines are not encrypted");
+        }
         self.shared.command(Command::Listen(listener));
         Ok(bound)
     }
@@ -98,17 +104,18 @@ impl Controller {
 
     fn adopt(
         &self,
-        mut stream: TcpStream,
+        stream: TcpStream,
         address: SocketAddr,
     ) -> Result<(Peer, Identity), HandshakeError> {
         stream.set_nodelay(true)?;
-        let hello = handshake::greet(&mut stream, &self.config)?;
         stream.set_nonblocking(true)?;
+        let channel = Channel::new(stream, self.config.tls(address.ip()).map(Tls::dial));
+        let hello = handshake::greet(&channel, &self.config)?;
         let limits = self.config.limits.agree(hello.limits);
         let identity = hello.identity.clone();
         let counters = self.shared.enrol(hello.identity, address)?;
         let peer = counters.peer;
-        let outlet = Arc::new(Outlet::new(stream, counters, limits, &self.config));
+        let outlet = Arc::new(Outlet::new(channel, counters, limits, &self.config));
         self.shared.open(&outlet);
         self.shared.command(Command::Adopt(outlet));
         Ok((peer, identity))

@@ -1,11 +1,14 @@
 //! The handshake: one fixed-size hello from the dialler, one answer of the same form. Both carry
-//! the token, so that each side knows the other before it believes anything else.
+//! the token, so that each side knows the other before it believes anything else. On an encrypted
+//! connection TLS comes first, and has checked the secret before the hello is read.
 
+use super::channel::{Channel, NOT_TLS};
 use super::config::{Config, Identity, NodeId, Token};
 use glinthawk_flight::{Limits, PROTOCOL_VERSION};
-use std::io::{self, Read, Write};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustls::AlertDescription;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{offset_of, size_of};
-use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -52,7 +55,7 @@ pub enum Status {
     #[error("another protocol version")]
     Version = 2,
     /// Not the cluster's token.
-    #[error("wrong cluster token")]
+    #[error("wrong cluster secret")]
     Token = 3,
     /// This node is already connected.
     #[error("the two nodes are already connected")]
@@ -63,9 +66,12 @@ pub enum Status {
     /// Limits or name make no sense.
     #[error("malformed hello")]
     Malformed = 6,
+    /// This side encrypts the connection and the other does not, or the reverse.
+    #[error("one side encrypts and the other does not: {MIXED}")]
+    Mixed = 7,
 }
 
-const STATUSES: [Status; 7] = [
+const STATUSES: [Status; 8] = [
     Status::Hello,
     Status::Welcome,
     Status::Version,
@@ -73,7 +79,14 @@ const STATUSES: [Status; 7] = [
     Status::Connected,
     Status::Full,
     Status::Malformed,
+    Status::Mixed,
 ];
+
+/// What to do about it.
+const MIXED: &str =
+    "give --insecure on both or on neither, and the address itself, not a forwarded port";
+/// The first byte of a TLS connection.
+const TLS_HANDSHAKE: u8 = 0x16;
 
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
@@ -91,8 +104,17 @@ pub enum HandshakeError {
         found: u16,
     },
     /// Not the cluster's token.
-    #[error("wrong cluster token")]
+    #[error("wrong cluster secret")]
     Token,
+    /// The other side is plain where this one is encrypted, or no node at all.
+    #[error("does not speak TLS: {MIXED}")]
+    Plain,
+    /// The other side is encrypted where this one is plain.
+    #[error("speaks TLS, this node does not: {MIXED}")]
+    Encrypted,
+    /// TLS failed for another reason than the secret.
+    #[error("{0}")]
+    Tls(rustls::Error),
     /// A greeting where an answer was due, or the reverse, or neither.
     #[error("unexpected status {found} in hello")]
     Status {
@@ -136,7 +158,22 @@ pub enum HandshakeError {
     },
     /// The socket failed.
     #[error("{0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
+}
+
+impl From<io::Error> for HandshakeError {
+    fn from(error: io::Error) -> Self {
+        use rustls::Error as Tls;
+        match error.downcast::<Tls>() {
+            Err(error) => Self::Io(error),
+            Ok(NOT_TLS) => Self::Plain,
+            // The key that was presented is not made of our secret.
+            Ok(Tls::InvalidCertificate(_)) => Self::Token,
+            // So says a node that was presented ours.
+            Ok(Tls::AlertReceived(AlertDescription::AccessDenied)) => Self::Refused(Status::Token),
+            Ok(error) => Self::Tls(error),
+        }
+    }
 }
 
 impl HandshakeError {
@@ -145,6 +182,7 @@ impl HandshakeError {
         match self {
             Self::Version { .. } => Some(Status::Version),
             Self::Token => Some(Status::Token),
+            Self::Plain | Self::Encrypted => Some(Status::Mixed),
             Self::Name | Self::Limits => Some(Status::Malformed),
             Self::Connected { .. } => Some(Status::Connected),
             Self::Full { .. } => Some(Status::Full),
@@ -187,6 +225,7 @@ impl Hello {
         let Some(start) = bytes.first_chunk::<4>() else { return Ok(()) };
         match u32::from_le_bytes(*start) {
             HELLO_MAGIC => Ok(()),
+            _ if start[0] == TLS_HANDSHAKE => Err(HandshakeError::Encrypted),
             found => Err(HandshakeError::Magic { found }),
         }
     }
@@ -235,29 +274,42 @@ fn decode_name(bytes: &[u8; NAME_BYTES]) -> Option<String> {
 }
 
 /// The dialler's side, on the caller's thread: says hello, waits for the answer.
-pub(super) fn greet(stream: &mut TcpStream, config: &Config) -> Result<Hello, HandshakeError> {
+pub(super) fn greet(channel: &Channel, config: &Config) -> Result<Hello, HandshakeError> {
     let deadline = Instant::now() + config.timing.handshake;
-    stream.set_write_timeout(Some(config.timing.handshake))?;
-    stream.write_all(&Hello::encode(config, Status::Hello))?;
+    let hello = Hello::encode(config, Status::Hello);
+    // It fits any fresh socket's buffer, so it is one write.
+    if channel.write_vectored(&mut [IoSlice::new(&hello)])? < HELLO_BYTES {
+        return Err(io::Error::from(io::ErrorKind::WriteZero).into());
+    }
     let mut bytes = [0; HELLO_BYTES];
     let mut filled = 0;
     while filled < HELLO_BYTES {
         let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = HandshakeError::Timeout { waited: config.timing.handshake, bytes: filled };
         if left.is_zero() {
-            return Err(timeout);
+            let waited = config.timing.handshake;
+            return Err(HandshakeError::Timeout { waited, bytes: filled });
         }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut bytes[filled..]) {
+        match channel.read_vectored(&mut [IoSliceMut::new(&mut bytes[filled..])]) {
             Ok(0) => return Err(HandshakeError::Closed { bytes: filled }),
             Ok(read) => filled += read,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(timeout),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wait_for_input(channel, left)?;
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error.into()),
         }
         Hello::check_start(&bytes[..filled])?;
     }
     Hello::decode(&bytes, &config.token, Status::Welcome)
+}
+
+/// Sleeps until the socket has bytes, or is gone, or the time is over.
+fn wait_for_input(channel: &Channel, timeout: Duration) -> io::Result<()> {
+    let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
+    match poll(&mut [PollFd::new(&channel.stream, PollFlags::IN)], Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[cfg(test)]
@@ -289,7 +341,7 @@ mod tests {
     fn a_bad_hello_is_refused_by_name() {
         check(|bytes| bytes[0] = b'X', "magic is 0x49484c58, not a glinthawk hello");
         check(|bytes| bytes[4] = 7, "protocol version 7, this node speaks 4");
-        check(|bytes| bytes[40] ^= 1, "wrong cluster token");
+        check(|bytes| bytes[40] ^= 1, "wrong cluster secret");
         check(|bytes| bytes[6] = 200, "unexpected status 200 in hello");
         check(|bytes| bytes[12..16].fill(0), "limits allow no messages");
         check(|bytes| bytes[64] = 0xff, "node name is not printable text");
@@ -301,6 +353,6 @@ mod tests {
         let bytes = Hello::encode(&config(), Status::Token);
         assert!(bytes[8..].iter().all(|byte| *byte == 0));
         let error = Hello::decode(&bytes, &Token::new("secret"), Status::Welcome).unwrap_err();
-        assert_eq!(error.to_string(), "refused by the other side: wrong cluster token");
+        assert_eq!(error.to_string(), "refused by the other side: wrong cluster secret");
     }
 }

@@ -11,12 +11,14 @@
 //! receiving, is the network thread's.
 //!
 //! **Invariant:** nothing is allocated for a peer before its length was checked against the
-//! handshake's limits, and only one fixed-size hello is read before the token was checked.
+//! handshake's limits, and only one fixed-size hello is read before the token was checked. Over TLS
+//! the secret was checked before that, from buffers of fixed size.
 //!
 //! **Invariant:** every queue is bounded, in bytes. A peer that does not read fills its queue,
 //! then blocks [`Controller::send`], then is lost.
 
 mod bench;
+mod channel;
 mod config;
 mod connection;
 mod controller;
@@ -27,10 +29,13 @@ mod outlet;
 mod reception;
 mod shared;
 mod stats;
+#[cfg(test)]
+mod tests;
 mod thread;
+mod tls;
 
 pub use bench::{BenchError, BenchFigures, BenchOptions, RoundTrip, bench, round_trip};
-pub use config::{Bounds, Config, Identity, LinkShape, NodeId, Timing, Token};
+pub use config::{Bounds, Config, Encryption, Identity, LinkShape, NodeId, Timing, Token};
 pub use controller::{ConnectError, Controller};
 pub use event::{Event, LostReason, Peer, SendError};
 pub use handshake::{HELLO_BYTES, HandshakeError, Hello, Status};

@@ -1,14 +1,14 @@
 //! The sending side of a connection: a bounded queue, and a writer that any sending thread may use.
 //! Never blocks on the socket.
 
+use super::channel::Channel;
 use super::config::{Config, LinkShape};
 use super::event::{LostReason, SendError};
 use super::link::{Link, Sealed};
 use super::stats::PeerCounters;
 use glinthawk_flight::{Kind, Limits, Message, Pool};
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, IoSlice, Write};
-use std::net::TcpStream;
+use std::io::{self, ErrorKind, IoSlice};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const STAGED_MESSAGES: usize = 16;
 
 /// Everything on its way to one peer. Shared by the senders and the network thread.
 pub(super) struct Outlet {
-    pub(super) stream: TcpStream,
+    pub(super) channel: Channel,
     pub(super) counters: Arc<PeerCounters>,
     pub(super) limits: Limits,
     pool: Arc<Pool>,
@@ -60,13 +60,13 @@ struct Writer {
 
 impl Outlet {
     pub(super) fn new(
-        stream: TcpStream,
+        channel: Channel,
         counters: Arc<PeerCounters>,
         limits: Limits,
         config: &Config,
     ) -> Self {
         Self {
-            stream,
+            channel,
             counters,
             limits,
             pool: Arc::clone(&config.pool),
@@ -194,7 +194,7 @@ impl Outlet {
     fn write_out(&self, writer: &mut Writer, now: Instant) {
         while self.fill(writer, now) {
             let wanted = writer.staged_bytes - writer.written;
-            match writer.write(&self.stream) {
+            match writer.write(&self.channel) {
                 Ok(written) => {
                     writer.spoke_at = now;
                     writer.written += written;
@@ -269,7 +269,7 @@ impl Writer {
     }
 
     /// One vectored write of everything staged and not yet written.
-    fn write(&self, mut stream: &TcpStream) -> io::Result<usize> {
+    fn write(&self, channel: &Channel) -> io::Result<usize> {
         let mut slices = [IoSlice::new(&[]); 3 * STAGED_MESSAGES];
         let mut used = 0;
         for Sealed { head, message } in &self.staged {
@@ -282,6 +282,6 @@ impl Writer {
         }
         let mut slices = &mut slices[..used];
         IoSlice::advance_slices(&mut slices, self.written);
-        stream.write_vectored(slices)
+        channel.write_vectored(slices)
     }
 }

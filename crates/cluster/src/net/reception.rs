@@ -1,9 +1,11 @@
 //! Where strangers wait: listeners, and connections that have not yet said who they are.
 
+use super::channel::Channel;
 use super::config::Config;
 use super::handshake::{HELLO_BYTES, HandshakeError, Hello, Status};
+use super::tls::Tls;
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +24,7 @@ pub(super) struct Reception {
 
 /// A connection in its handshake.
 pub(super) struct Guest {
-    pub(super) stream: TcpStream,
+    pub(super) channel: Channel,
     pub(super) address: SocketAddr,
     bytes: [u8; HELLO_BYTES],
     filled: usize,
@@ -57,7 +59,7 @@ impl Reception {
     }
 
     pub(super) fn guests(&self) -> impl Iterator<Item = (u64, &TcpStream)> {
-        self.guests.iter().map(|(number, guest)| (*number, &guest.stream))
+        self.guests.iter().map(|(number, guest)| (*number, &guest.channel.stream))
     }
 
     /// Accepts the connections that wait at a listener.
@@ -71,8 +73,10 @@ impl Reception {
             match accepted {
                 Ok((stream, address)) => {
                     let deadline = now + self.config.timing.handshake;
+                    let session = self.config.tls(address.ip()).map(Tls::accept);
+                    let channel = Channel::new(stream, session);
                     let bytes = [0; HELLO_BYTES];
-                    let guest = Guest { stream, address, bytes, filled: 0, deadline };
+                    let guest = Guest { channel, address, bytes, filled: 0, deadline };
                     self.guests.insert(self.guests_seen, guest);
                     self.guests_seen += 1;
                 }
@@ -113,7 +117,8 @@ impl Reception {
 
 impl Guest {
     fn read(&mut self, config: &Config) -> Result<Option<Hello>, HandshakeError> {
-        match self.stream.read(&mut self.bytes[self.filled..]) {
+        let mut rest = [IoSliceMut::new(&mut self.bytes[self.filled..])];
+        match self.channel.read_vectored(&mut rest) {
             Ok(0) => return Err(HandshakeError::Closed { bytes: self.filled }),
             Ok(read) => self.filled += read,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -130,7 +135,11 @@ impl Guest {
     /// Answers a hello. The answer fits any fresh socket's buffer, so it is one write.
     pub(super) fn answer(&self, config: &Config, status: Status) -> io::Result<()> {
         let answer = Hello::encode(config, status);
-        let written = (&self.stream).write(&answer)?;
+        let written = match status {
+            // Into the socket itself: the channel is what the peer does not speak.
+            Status::Mixed => (&self.channel.stream).write(&answer)?,
+            _ => self.channel.write_vectored(&mut [IoSlice::new(&answer)])?,
+        };
         if written == HELLO_BYTES { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
     }
 

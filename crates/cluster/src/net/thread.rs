@@ -95,6 +95,9 @@ impl NetThread {
 
     /// When something must be done even if no descriptor becomes ready.
     fn next_due(&self, now: Instant) -> Instant {
+        if self.connections.values().any(Connection::holds_input) {
+            return now;
+        }
         let links = self.connections.values().filter_map(|connection| connection.outlet.due(now));
         links.chain(self.leaving_until).fold(self.housekeeping_at, Instant::min)
     }
@@ -118,7 +121,7 @@ impl NetThread {
             // Asked for nothing, `poll` would still report a hang-up, again and again.
             if !flags.is_empty() {
                 sources.push(Source::Connection(*peer));
-                descriptors.push(PollFd::new(&connection.outlet.stream, flags));
+                descriptors.push(PollFd::new(&connection.outlet.channel.stream, flags));
             }
         }
         let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
@@ -127,7 +130,11 @@ impl NetThread {
             Err(error) => return Err(error.into()),
         }
         let flags = descriptors.iter().map(PollFd::revents);
-        ready.extend(sources.into_iter().zip(flags).filter(|(_, flags)| !flags.is_empty()));
+        ready.extend(sources.into_iter().zip(flags).filter(|(source, flags)| match source {
+            _ if !flags.is_empty() => true,
+            Source::Connection(peer) => self.connections[peer].holds_input(),
+            _ => false,
+        }));
         Ok(())
     }
 
@@ -149,7 +156,7 @@ impl NetThread {
                     self.receive(peer, Connection::READS_PER_TURN, now);
                 }
                 // A hang-up of a paused peer shows in the write, too.
-                if flags != PollFlags::IN {
+                if !PollFlags::IN.contains(flags) {
                     self.transmit(peer, now);
                 }
             }
@@ -196,8 +203,8 @@ impl NetThread {
             self.shared.strike(peer);
             return guest.refuse(&self.config, &error.into());
         }
-        let Guest { stream, address, .. } = guest;
-        let outlet = Arc::new(Outlet::new(stream, counters, limits, &self.config));
+        let Guest { channel, address, .. } = guest;
+        let outlet = Arc::new(Outlet::new(channel, counters, limits, &self.config));
         self.shared.open(&outlet);
         self.connections.insert(peer, Connection::new(outlet, now));
         self.shared.announce(Event::Joined { peer, identity: hello.identity, address });
@@ -222,7 +229,7 @@ impl NetThread {
             self.lose(peer, reason);
         } else if self.leaving_until.is_some() && connection.outlet.is_empty() {
             // If this fails, the connection is broken and the next read says so.
-            let _ = connection.outlet.stream.shutdown(Shutdown::Write);
+            let _ = connection.outlet.channel.stream.shutdown(Shutdown::Write);
         }
     }
 

@@ -2,19 +2,27 @@
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use glinthawk_cluster::net::{
-    Config, Controller, Event, HELLO_BYTES, Hello, LostReason, Peer, Status, Token,
+    Config, Controller, Encryption, Event, HELLO_BYTES, Hello, LostReason, Peer, Status, Token,
 };
 use glinthawk_flight::{Buffer, Kind, Message, Pool, Row, ShardId, StepId};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, Once};
-use std::time::Duration;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once};
+use std::time::{Duration, Instant};
 
 /// Longer than anything here takes; reached only when a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// One for all, because making its keys takes a while.
+static TOKEN: LazyLock<Token> = LazyLock::new(|| Token::new("the cluster's secret"));
+
 pub fn config(name: &str) -> Config {
-    Config::new(name, Token::new("the cluster's secret"), Arc::new(Pool::new(64)))
+    Config::new(name, TOKEN.clone(), Arc::new(Pool::new(64)))
+}
+
+/// The same with TLS, on the loopback too.
+pub fn encrypted(name: &str) -> Config {
+    Config { encryption: Encryption::Always, ..config(name) }
 }
 
 pub fn next(controller: &Controller) -> Event {
@@ -163,6 +171,21 @@ pub fn log_lines(peer: &RawPeer) -> Vec<String> {
     let needle = format!("address={}", peer.address);
     let about = |line: &&str| line.split(' ').any(|word| word == needle);
     log.lines().filter(about).map(str::to_owned).collect()
+}
+
+/// Where the log ends now.
+pub fn log_length() -> usize {
+    LOG.lock().unwrap().len()
+}
+
+/// Waits for a line that holds this, from that place in the log on.
+#[track_caller]
+pub fn wait_for_log(start: usize, expected: &str) {
+    let begun = Instant::now();
+    while !String::from_utf8_lossy(&LOG.lock().unwrap()[start..]).contains(expected) {
+        assert!(begun.elapsed() < PATIENCE, "\"{expected}\" was not logged");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Kinds that carry work, for tests over all of them.
