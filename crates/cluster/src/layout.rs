@@ -1,7 +1,7 @@
 //! Who hosts what: slices of layers, lanes, and the pages of each lane.
 
 use crate::error::ClusterError;
-use glinthawk_compute::{ContextType, CpuContext};
+use glinthawk_compute::{ContextSpec, ContextType, CpuContext};
 use glinthawk_flight::{PAGE_POSITIONS, pages_for};
 use glinthawk_model::{ModelConfig, even_slices};
 use glinthawk_protocol::{DispatcherConfig, Merge, OVERSUBSCRIPTION, lane_pages};
@@ -126,6 +126,18 @@ impl Layout {
             given_bytes: memory_bytes,
             context_fits: held * u64::from(PAGE_POSITIONS),
         })
+    }
+
+    /// The contexts of a slice's attention worker that has so many pages.
+    pub fn contexts(&self, config: &ModelConfig, slice: usize, pages: u32) -> ContextSpec {
+        ContextSpec {
+            layers: self.layers(config.layers, slice).len(),
+            pages: pages as usize,
+            context_type: self.context_type,
+            slots: self.slots() as usize,
+            context_max: self.context_max as usize,
+            batch_rows: self.batch as usize,
+        }
     }
 
     /// What the dispatcher needs; `lane_pages` is the fewest that any slice's worker has on a lane.

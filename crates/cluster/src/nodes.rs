@@ -28,6 +28,7 @@ pub(crate) fn load_slice<B: Backend>(
         embeds: place.first,
         classifies: place.last,
         slab_rows: layout.slab_rows(),
+        batch_rows: layout.rows_max(),
     };
     Ok(backend.weights(model, &spec, progress)?)
 }
@@ -55,8 +56,7 @@ pub(crate) fn tier2<B: Backend>(
     layout: &Layout,
     config: &ModelConfig,
 ) -> Result<(Tier2Node<PayloadOf<B>>, Tier2Kernels<B>), ClusterError> {
-    let layers = layout.layers(config.layers, slice).len();
-    let context = backend.context(config, layers, pages as usize, layout.context_type)?;
+    let context = backend.context(config, &layout.contexts(config, slice, pages))?;
     let (name, width) = (format!("tier2-{slice}-{lane}"), config.query_width());
     let kernels = Tier2Kernels::new(name, backend, context, width, trace);
     Ok((Tier2Node::new(layout.slots(), pages), kernels))

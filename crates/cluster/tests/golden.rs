@@ -6,8 +6,8 @@ use glinthawk_cluster::{
     NodeReport, Setting,
 };
 use glinthawk_compute::{
-    AttendRow, Backend, ComputeError, ContextKernels, ContextType, CpuBackend, CpuContext,
-    CpuWeights, Isa, ShardIn, ShardOut, SliceSpec, Threads, WeightKernels,
+    AttendRow, Backend, ComputeError, ContextKernels, ContextSpec, ContextType, CpuBackend,
+    CpuContext, CpuWeights, Isa, ShardIn, ShardOut, SliceSpec, Threads, WeightKernels,
 };
 use glinthawk_flight::{Buffer, PAGE_POSITIONS, Pool};
 use glinthawk_model::{Model, testing};
@@ -56,17 +56,19 @@ impl Forward {
     fn new(model: &Model, context_type: ContextType, isa: Isa, context_max: usize) -> Self {
         let config = model.config();
         let threads = Arc::new(Threads::new(2).expect("two threads"));
-        let spec = SliceSpec {
-            layers: 0..config.layers,
-            embeds: true,
-            classifies: true,
-            slab_rows: CHUNK,
-        };
+        let spec = SliceSpec::whole(config, CHUNK);
         let backend = CpuBackend { isa, threads, pool: Arc::new(Pool::new(0)) };
         let weights = backend.weights(model, &spec, &mut |_, _| ()).expect("weights");
         let pages = context_max.div_ceil(PAGE_POSITIONS as usize);
-        let mut context =
-            backend.context(config, config.layers, pages, context_type).expect("pages");
+        let spec = ContextSpec {
+            layers: config.layers,
+            pages,
+            context_type,
+            slots: 1,
+            context_max,
+            batch_rows: CHUNK,
+        };
+        let mut context = backend.context(config, &spec).expect("pages");
         context.bind(0, 0, &(0..pages as u32).collect::<Vec<_>>()).expect("a table");
         Self {
             weights,

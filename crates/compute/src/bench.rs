@@ -135,7 +135,8 @@ impl WeightBench {
     ) -> Result<Self, ComputeError> {
         let config = model.config().clone();
         let count = layers.len();
-        let spec = SliceSpec { layers, embeds: false, classifies, slab_rows: rows_max };
+        let whole = SliceSpec::whole(model.config(), rows_max);
+        let spec = SliceSpec { layers, embeds: false, classifies, ..whole };
         let mut weights = CpuWeights::load(model, &spec, isa, threads, &mut |_, _| {})?;
         weights.put_residual(0..rows_max, &residual(rows_max, config.hidden))?;
         let buffer = |width: usize| Buffer::zeroed(rows_max * width * size_of::<bf16>());

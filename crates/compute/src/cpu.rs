@@ -3,7 +3,7 @@
 
 use crate::portable::{PortableContext, PortableWeights};
 use crate::sample::sample;
-use crate::source::{SliceSpec, WeightSource, check_shape};
+use crate::source::{ContextSpec, SliceSpec, WeightSource, check_shape};
 use crate::tables::Tables;
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{X86Context, X86Weights};
@@ -13,7 +13,6 @@ use crate::{
 };
 use glinthawk_flight::{Buffer, Generated, Pool, Sample};
 use glinthawk_model::{Model, ModelConfig};
-use half::bf16;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -48,10 +47,9 @@ impl Backend for CpuBackend {
     fn context(
         &self,
         config: &ModelConfig,
-        layers: usize,
-        pages: usize,
-        context_type: ContextType,
+        spec: &ContextSpec,
     ) -> Result<CpuContext, ComputeError> {
+        let ContextSpec { layers, pages, context_type, .. } = *spec;
         let threads = Arc::clone(&self.threads);
         CpuContext::new(config, layers, pages, context_type, self.isa, threads)
     }
@@ -125,12 +123,7 @@ impl CpuWeights {
     ) -> Result<Self, ComputeError> {
         isa.require()?;
         check_shape(source.config())?;
-        let total = slice_bytes(source.config(), spec);
-        let mut done = 0;
-        let mut progress = |bytes| {
-            done += bytes;
-            progress(done, total);
-        };
+        let mut progress = spec.progress(source.config(), progress);
         let own = Arc::clone(&threads);
         let kernels = match isa {
             #[cfg(target_arch = "x86_64")]
@@ -199,17 +192,6 @@ fn is_plain_greedy(sample: &Sample) -> bool {
 
 /// A byte that makes ordinary numbers when repeated as bf16, int8 or f32.
 const FILL: u8 = 0x3e;
-
-/// Bytes of matrices that a slice reads.
-fn slice_bytes(config: &ModelConfig, spec: &SliceSpec) -> u64 {
-    let layer = config.layer_parameters();
-    let table = config.hidden * config.vocab;
-    let tables = match (spec.embeds, spec.classifies) {
-        (true, true) if config.tied_embeddings => 1,
-        (embeds, classifies) => usize::from(embeds) + usize::from(classifies),
-    };
-    ((layer * spec.layers.len() + table * tables) * size_of::<bf16>()) as u64
-}
 
 impl CpuContext {
     /// Room for `pages` pages of every layer. Untouched pages cost no resident memory.

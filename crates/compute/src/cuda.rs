@@ -1,4 +1,5 @@
-//! The CUDA backend: a whole step of a model on one NVIDIA GPU, from tokens to tokens.
+//! The CUDA backend: a whole step of a model on one NVIDIA GPU, from tokens to tokens ([`CudaModel`]), or the work of
+//! either tier layer by layer ([`CudaBackend`]). Both queue the same kernels, so both give the same bits.
 //!
 //! The driver, cuBLASLt and NVRTC are loaded when a GPU is asked for, so the ordinary build needs no CUDA toolkit and
 //! the ordinary binary runs without a GPU. Kernels are `.cu` texts in this folder, compiled for the model's shape.
@@ -7,15 +8,45 @@
 //! products use cuBLASLt algorithms without split-K, which agree on every bit (see `product.rs`).
 
 mod attention;
+mod backend;
 mod device;
+mod layers;
 mod module;
+mod pages;
 mod pick;
+mod picked;
 mod product;
+mod staged;
 mod step;
 mod weights;
 
+pub use backend::{CudaBackend, CudaBuffer, CudaContext, CudaWeights};
 pub use device::{CudaDevice, Gpu, gpus, has_driver};
 pub use step::{CudaModel, StepLimits};
+
+use crate::source::{ContextSpec, SliceSpec};
+use glinthawk_model::ModelConfig;
+
+/// Bytes on a device that a slice and its contexts take beside the pages.
+pub fn bytes_beside_pages(
+    config: &ModelConfig,
+    slice: &SliceSpec,
+    contexts: &ContextSpec,
+) -> usize {
+    let residuals = 4 * config.hidden * (slice.slab_rows + slice.batch_rows);
+    let rows = 4 * config.query_width() * slice.batch_rows.max(contexts.batch_rows);
+    let logits = 4 * layers::LOGIT_ROWS * config.vocab;
+    let table = 4 * contexts.slots * contexts.context_max.div_ceil(PAGE);
+    // The products' workspace, the context of the driver, and what fragments.
+    let spare = 1 << 30;
+    layers::Layers::bytes(config, slice, contexts.context_max)
+        + residuals
+        + rows
+        + logits
+        + table
+        + pages::PARTIAL_BYTES
+        + spare
+}
 
 /// Positions in one page.
 const PAGE: usize = glinthawk_flight::PAGE_POSITIONS as usize;

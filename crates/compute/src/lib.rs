@@ -26,7 +26,7 @@ pub use context_type::ContextType;
 pub use cpu::{CpuBackend, CpuContext, CpuWeights};
 pub use error::{ComputeError, size};
 pub use isa::Isa;
-pub use source::SliceSpec;
+pub use source::{ContextSpec, SliceSpec};
 pub use threads::{Threads, allowed_cores};
 
 use glinthawk_flight::{Buffer, Generated, Sample};
@@ -53,13 +53,11 @@ pub trait Backend: Clone + Send {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self::Weights, ComputeError>;
 
-    /// Makes room on the device for `pages` pages of every layer.
+    /// Makes room on the device for contexts.
     fn context(
         &self,
         config: &ModelConfig,
-        layers: usize,
-        pages: usize,
-        context_type: ContextType,
+        spec: &ContextSpec,
     ) -> Result<Self::Context, ComputeError>;
 
     /// Activations of `len_bytes` bytes with unspecified content.

@@ -1,6 +1,6 @@
 //! Where weights come from, as the backends see it: rows of matrices and whole vectors.
 
-use crate::ComputeError;
+use crate::{ComputeError, ContextType};
 use glinthawk_model::{LayerTensor, Model, ModelConfig, Tensor};
 use half::bf16;
 use std::ops::Range;
@@ -52,6 +52,60 @@ pub struct SliceSpec {
     pub classifies: bool,
     /// Rows of the residual slab.
     pub slab_rows: usize,
+    /// Rows of one batch at most.
+    pub batch_rows: usize,
+}
+
+/// The contexts that one backend holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextSpec {
+    /// Layers of the slice.
+    pub layers: usize,
+    /// Pages of every layer.
+    pub pages: usize,
+    /// How keys and values are stored.
+    pub context_type: ContextType,
+    /// Page tables.
+    pub slots: usize,
+    /// Positions of a context at most.
+    pub context_max: usize,
+    /// Rows of one batch at most.
+    pub batch_rows: usize,
+}
+
+impl SliceSpec {
+    /// All of a model, in one slice.
+    pub fn whole(config: &ModelConfig, rows: usize) -> Self {
+        let layers = 0..config.layers;
+        Self { layers, embeds: true, classifies: true, slab_rows: rows, batch_rows: rows }
+    }
+
+    /// Matrices of vocabulary by hidden that the slice holds.
+    pub(crate) fn tables(&self, config: &ModelConfig) -> usize {
+        match config.tied_embeddings {
+            true => usize::from(self.embeds || self.classifies),
+            false => usize::from(self.embeds) + usize::from(self.classifies),
+        }
+    }
+
+    /// Bytes of matrices that the slice reads.
+    pub(crate) fn bytes(&self, config: &ModelConfig) -> usize {
+        let tables = config.hidden * config.vocab * self.tables(config);
+        (config.layer_parameters() * self.layers.len() + tables) * size_of::<bf16>()
+    }
+
+    /// Turns bytes that were read into bytes done, and the total.
+    pub(crate) fn progress(
+        &self,
+        config: &ModelConfig,
+        tell: &mut dyn FnMut(u64, u64),
+    ) -> impl FnMut(u64) {
+        let (mut done, total) = (0, self.bytes(config) as u64);
+        move |bytes| {
+            done += bytes;
+            tell(done, total);
+        }
+    }
 }
 
 /// The vectors of one layer; small, the same for every backend.

@@ -46,7 +46,8 @@ impl StageBench {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, ComputeError> {
         let count = layers.len();
-        let spec = SliceSpec { layers, embeds: false, classifies: true, slab_rows: rows_max };
+        let whole = SliceSpec::whole(model.config(), rows_max);
+        let spec = SliceSpec { layers, embeds: false, ..whole };
         let weights = CpuWeights::load(model, &spec, isa, threads, progress)?;
         Self::over(weights, model.config().clone(), count, rows_max)
     }

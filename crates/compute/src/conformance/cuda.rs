@@ -3,13 +3,16 @@
 
 use super::assert_close;
 use super::model::Shape;
-use crate::cuda::{CudaDevice, CudaModel, StepLimits};
+use crate::cuda::{
+    CudaBackend, CudaBuffer, CudaContext, CudaDevice, CudaModel, CudaWeights, StepLimits,
+};
 use crate::sample::sample;
 use crate::{
-    AttendRow, ContextKernels, CpuContext, CpuWeights, Isa, ShardIn, ShardOut, Threads,
-    WeightKernels,
+    AttendRow, Backend, ContextKernels, ContextSpec, ContextType, CpuContext, CpuWeights, Isa,
+    ShardIn, ShardOut, SliceSpec, Threads, WeightKernels,
 };
-use glinthawk_flight::{Buffer, PAGE_POSITIONS, Row, Sample};
+use glinthawk_flight::{Buffer, Generated, PAGE_POSITIONS, Pool, Row, Sample};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The first GPU; `None`, with a word about it, where there is none.
@@ -186,6 +189,237 @@ fn leftovers_of_another_prompt_do_no_harm() {
     let expected = run(&mut model);
     model.poison_pages();
     assert_eq!(run(&mut model), expected);
+}
+
+/// A model in slices, each with its contexts, whose work is done layer by layer.
+struct Layered {
+    backend: CudaBackend,
+    slices: Vec<(CudaWeights, CudaContext)>,
+    /// Whether activations between the tiers visit the host.
+    apart: bool,
+}
+
+/// Rows of the slab between the starts of two shards.
+const SHARD_ROWS: usize = 610;
+
+impl Layered {
+    fn new(shape: &Shape, device: &CudaDevice, slices: &[Range<usize>], apart: bool) -> Self {
+        let threads = Arc::new(Threads::new(2).unwrap());
+        let backend = CudaBackend::new(device.clone(), threads, Arc::new(Pool::new(16)));
+        let (config, limits) = (shape.config(), limits());
+        let slice = |layers: &Range<usize>| {
+            let spec = SliceSpec {
+                layers: layers.clone(),
+                embeds: layers.start == 0,
+                classifies: layers.end == config.layers,
+                slab_rows: 3 * SHARD_ROWS,
+                batch_rows: limits.rows,
+            };
+            let contexts = ContextSpec {
+                layers: layers.len(),
+                pages: limits.pages,
+                context_type: ContextType::Bf16,
+                slots: limits.slots,
+                context_max: limits.context,
+                batch_rows: limits.rows,
+            };
+            let weights = backend.load(&shape.source(), &spec, &mut |_, _| {}).unwrap();
+            (weights, backend.context(&config, &contexts).unwrap())
+        };
+        Self { slices: slices.iter().map(slice).collect(), backend: backend.clone(), apart }
+    }
+
+    /// Activations as they arrive on the other tier.
+    fn travel(&self, buffer: CudaBuffer, always: bool) -> CudaBuffer {
+        if !self.apart && !always {
+            return buffer;
+        }
+        let sent = self.backend.to_host(buffer).unwrap();
+        while !self.backend.is_done().unwrap() {}
+        self.backend.to_device(sent).unwrap()
+    }
+
+    /// A step of shards of rows: the logits of all, and a token for each sample (whose row counts all shards').
+    fn step(
+        &mut self,
+        shape: &Shape,
+        shards: &[&[Row]],
+        samples: &[Sample],
+    ) -> (Vec<f32>, Vec<Generated>) {
+        let slab = |shard: usize| shard * SHARD_ROWS..shard * SHARD_ROWS + shards[shard].len();
+        let mut residuals: Vec<CudaBuffer> = Vec::new();
+        for index in 0..self.slices.len() {
+            residuals = self.slice(shape, index, shards, residuals);
+        }
+        residuals.into_iter().for_each(|residual| self.backend.give(residual));
+        let rows: Vec<u32> = (0..shards.len()).flat_map(slab).map(|row| row as u32).collect();
+        let picked: Vec<usize> =
+            samples.iter().map(|sample| rows[sample.row as usize] as usize).collect();
+        let (weights, _) = self.slices.last_mut().unwrap();
+        weights.classify(&picked, samples).unwrap();
+        let tokens = weights.tokens().unwrap();
+        (weights.logits(&rows), tokens)
+    }
+
+    /// A slice's part of a step; residuals go in and come out, from the second slice on and up to the last.
+    fn slice(
+        &mut self,
+        shape: &Shape,
+        index: usize,
+        shards: &[&[Row]],
+        residuals: Vec<CudaBuffer>,
+    ) -> Vec<CudaBuffer> {
+        let config = shape.config();
+        let slab = |shard: usize| shard * SHARD_ROWS..shard * SHARD_ROWS + shards[shard].len();
+        let positions: Vec<Vec<u32>> =
+            shards.iter().map(|rows| rows.iter().map(|row| row.position).collect()).collect();
+        let take = |backend: &CudaBackend, bytes: usize| -> Vec<CudaBuffer> {
+            shards.iter().map(|rows| backend.take(rows.len() * bytes).unwrap()).collect()
+        };
+        for (shard, rows) in shards.iter().enumerate() {
+            let weights = &mut self.slices[index].0;
+            match residuals.get(shard) {
+                None => {
+                    let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
+                    weights.embed(slab(shard), &tokens).unwrap();
+                }
+                Some(residual) => weights.put_residual(slab(shard), residual).unwrap(),
+            }
+        }
+        residuals.into_iter().for_each(|residual| self.backend.give(residual));
+        let layers = config.layers / self.slices.len();
+        let mut attended: Vec<CudaBuffer> = Vec::new();
+        for layer in 0..=layers {
+            let backend = self.backend.clone();
+            let back: Vec<ShardIn<'_, CudaBuffer>> = attended
+                .iter()
+                .enumerate()
+                .map(|(shard, attended)| ShardIn { slab: slab(shard), attended })
+                .collect();
+            if layer == layers {
+                self.slices[index].0.post_attention(layer - 1, &back).unwrap();
+                break;
+            }
+            let mut qkv = take(&backend, config.qkv_width() * 2);
+            let mut out: Vec<ShardOut<'_, CudaBuffer>> = qkv
+                .iter_mut()
+                .enumerate()
+                .map(|(shard, qkv)| ShardOut {
+                    slab: slab(shard),
+                    positions: &positions[shard],
+                    qkv,
+                })
+                .collect();
+            match layer {
+                0 => self.slices[index].0.pre_attention(0, &mut out).unwrap(),
+                _ => self.slices[index].0.middle(layer - 1, &back, &mut out).unwrap(),
+            }
+            drop(out);
+            attended.into_iter().for_each(|buffer| backend.give(buffer));
+            attended = self.attend(shape, index, layer, shards, qkv);
+        }
+        attended.into_iter().for_each(|buffer| self.backend.give(buffer));
+        if index + 1 == self.slices.len() {
+            return Vec::new();
+        }
+        let mut residuals = take(&self.backend, config.hidden * 4);
+        for (shard, residual) in residuals.iter_mut().enumerate() {
+            self.slices[index].0.get_residual(slab(shard), residual).unwrap();
+        }
+        residuals.into_iter().map(|residual| self.travel(residual, true)).collect()
+    }
+
+    fn attend(
+        &mut self,
+        shape: &Shape,
+        index: usize,
+        layer: usize,
+        shards: &[&[Row]],
+        qkv: Vec<CudaBuffer>,
+    ) -> Vec<CudaBuffer> {
+        let mut all = Vec::new();
+        for (rows, qkv) in shards.iter().zip(qkv) {
+            let qkv = self.travel(qkv, false);
+            let context = &mut self.slices[index].1;
+            for row in *rows {
+                context
+                    .bind(row.slot, (row.position / PAGE_POSITIONS) as usize, &[row.page])
+                    .unwrap();
+            }
+            let to_attend: Vec<AttendRow> = rows
+                .iter()
+                .map(|row| AttendRow { slot: row.slot, position: row.position })
+                .collect();
+            let bytes = rows.len() * shape.config().query_width() * 2;
+            let mut attended = self.backend.take(bytes).unwrap();
+            context.attend(layer, &to_attend, &qkv, &mut attended).unwrap();
+            self.backend.give(qkv);
+            all.push(self.travel(attended, false));
+        }
+        all
+    }
+}
+
+#[test]
+fn layers_give_the_bits_of_whole_steps() {
+    let Some(device) = device() else { return };
+    let mut cases = shapes();
+    cases.push(Shape {
+        hidden: 256,
+        heads: 8,
+        kv_heads: 2,
+        feed_forward: 1024,
+        vocab: 520,
+        ..Shape::default()
+    });
+    for shape in cases {
+        let mut model = load(&shape, &device);
+        let prompts: Vec<Prompt> = (1..4).map(|slot| Prompt::new(&shape, slot, 1400)).collect();
+        let two: [Range<usize>; 2] = [0..1, 1..2];
+        let whole: [Range<usize>; 1] = [0..2];
+        let mut topologies = [
+            Layered::new(&shape, &device, &whole, false),
+            Layered::new(&shape, &device, &whole, true),
+            Layered::new(&shape, &device, &two, true),
+        ];
+        // Prefill that grows, then decoding beside prefill.
+        let steps = [
+            [0..150, 0..1, 0..40],
+            [150..700, 1..2, 40..45],
+            [700..1200, 2..3, 45..100],
+            [1200..1201, 3..4, 100..101],
+        ];
+        for ranges in steps {
+            let shards: Vec<Vec<Row>> = prompts
+                .iter()
+                .zip(ranges)
+                .map(|(prompt, range)| range.map(|at| prompt.row(at)).collect())
+                .collect();
+            let rows = shards.concat();
+            let samples: Vec<Sample> = (0..rows.len() as u32)
+                .map(|row| Sample {
+                    row,
+                    seed: u64::from(row),
+                    temperature: if row % 3 == 0 { 0.0 } else { 0.8 },
+                    top_p: 0.9,
+                    logprobs: (row % 7 == 0).then_some(2),
+                    ..greedy()
+                })
+                .collect();
+            model.submit(&rows, &samples).unwrap();
+            let tokens = model.tokens().unwrap();
+            let logits = model.last_logits(rows.len());
+            for (number, layered) in topologies.iter_mut().enumerate() {
+                let all: Vec<&[Row]> = shards.iter().map(Vec::as_slice).collect();
+                // As three shards of one batch, or as one.
+                let all = if number == 0 { vec![&rows[..]] } else { all };
+                let (found, picked) = layered.step(&shape, &all, &samples);
+                let same = found.iter().zip(&logits).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same && found.len() == logits.len(), "logits, {number}: {shape:?}");
+                assert_eq!(picked, tokens, "tokens, {number}: {shape:?}");
+            }
+        }
+    }
 }
 
 /// How often each token is picked, of `draws`.

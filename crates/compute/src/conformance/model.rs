@@ -71,7 +71,7 @@ impl Shape {
     }
 
     pub(super) fn weights(&self, isa: Isa, threads: usize, slab_rows: usize) -> CpuWeights {
-        let spec = SliceSpec { layers: 0..2, embeds: true, classifies: true, slab_rows };
+        let spec = SliceSpec::whole(&self.config(), slab_rows);
         let threads = Arc::new(Threads::new(threads).unwrap());
         let mut last = (0, 0);
         let source = self.source();

@@ -2,7 +2,7 @@
 
 use crate::ComputeError;
 use cudarc::driver::sys::CUdevice_attribute;
-use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use std::sync::Arc;
 
 /// Lowest compute capability: the first with bf16 in its matrix units and asynchronous copies.
@@ -135,6 +135,33 @@ impl CudaDevice {
         Ok(free as u64)
     }
 
+    /// Waits for everything that it was given.
+    pub(super) fn synchronize(&self) -> Result<(), ComputeError> {
+        self.stream.synchronize().map_err(self.failed("finish its work"))
+    }
+
+    /// Whether it has done everything that it was given.
+    pub(super) fn is_done(&self) -> Result<bool, ComputeError> {
+        use cudarc::driver::sys::{CUresult, cuStreamQuery};
+        let failed = || self.failed("finish its work");
+        self.context.bind_to_thread().map_err(failed())?;
+        // SAFETY: the stream lives as long as this device.
+        match unsafe { cuStreamQuery(self.stream.cu_stream()) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => result.result().map(|()| true).map_err(failed()),
+        }
+    }
+
+    /// Queues a copy from one place on it to another.
+    pub(super) fn copy(&self, to: u64, from: u64, len_bytes: usize) -> Result<(), ComputeError> {
+        let failed = || self.failed(&format!("copy {len_bytes} bytes on it"));
+        self.context.bind_to_thread().map_err(failed())?;
+        // SAFETY: callers pass addresses of buffers that hold so many bytes.
+        let copied =
+            unsafe { result::memcpy_dtod_async(to, from, len_bytes, self.stream.cu_stream()) };
+        copied.map_err(failed())
+    }
+
     /// Whether four warps can multiply together: compute capability 9.0 and no other.
     pub(super) fn is_hopper(&self) -> bool {
         self.capability == (9, 0)
@@ -156,7 +183,7 @@ impl CudaDevice {
     }
 
     /// Turns a driver's error into one that names the device and what was being done.
-    pub(super) fn failed(&self, what: &str) -> impl FnOnce(DriverError) -> ComputeError {
+    pub(super) fn failed(&self, what: &str) -> impl FnOnce(DriverError) -> ComputeError + use<> {
         let (device, what) = (format!("cuda:{}", self.ordinal), what.to_owned());
         move |error| ComputeError::Cuda { device, what, reason: words(error) }
     }

@@ -82,10 +82,9 @@ impl Ways {
         });
     }
 
-    /// Rows of the step in the order in which tokens are made: likeliest, drawn, hosted.
-    pub(super) fn rows(&self, samples: &[Sample]) -> Vec<u32> {
-        let ways = [&self.greedy, &self.drawn, &self.hosted].into_iter().flatten();
-        ways.map(|&index| samples[index].row).collect()
+    /// Places among the samples in the order in which tokens are made: likeliest, drawn, hosted.
+    pub(super) fn order(&self) -> impl Iterator<Item = usize> {
+        [&self.greedy, &self.drawn, &self.hosted].into_iter().flatten().copied()
     }
 }
 
@@ -121,7 +120,7 @@ mod tests {
             (1, &[1, 3][..], &[2, 4][..])
         );
         assert_eq!(ways.lists, [5, 6]);
-        assert_eq!(ways.rows(&samples), [10, 11, 13, 12, 14]);
+        assert_eq!(ways.order().collect::<Vec<_>>(), [0, 1, 3, 2, 4]);
         assert_eq!(Ways::of(&samples, 6).lists.len(), 6, "all lists fit");
     }
 }

@@ -116,8 +116,16 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS)
 
 #define ROTATE_WARPS 4
 
+// Where a key or value of a row stands in pages (pages, 2, KV_HEADS, PAGE, HEAD_DIM); heads count from q's first.
+__device__ __forceinline__ bf16* stored(bf16* pages, const Row& row, int head) {
+    int kind = (head - HEADS) / KV_HEADS;
+    int kv_head = (head - HEADS) % KV_HEADS;
+    return pages + ((((u64)row.page * 2 + kind) * KV_HEADS + kv_head) * PAGE + row.position % PAGE) * HEAD_DIM;
+}
+
 // Grid: (rows, some blocks that share a row's heads). Takes qkv (rows, QKV_WIDTH) bf16 as the product left it. Adds the bias, norms the heads, rotates q and k.
-// Leaves q in `query` (rows, QUERY_WIDTH); stores k and v in their pages, (pages, 2, KV_HEADS, PAGE, HEAD_DIM).
+// Leaves q in `query` (rows, QUERY_WIDTH) and stores k and v in their pages. Without pages, leaves all three side by side
+// in `query` (rows, QKV_WIDTH).
 extern "C" __global__ void __launch_bounds__(ROTATE_WARPS* WARP)
     rotate(const Row* rows, const bf16* qkv, const float* bias, const float* head_norms, const float* angles,
            bf16* query, bf16* pages) {
@@ -130,12 +138,8 @@ extern "C" __global__ void __launch_bounds__(ROTATE_WARPS* WARP)
          head += gridDim.y * ROTATE_WARPS) {
         const bf16* values = from + head * HEAD_DIM;
         int kind = head < HEADS ? 0 : head < HEADS + KV_HEADS ? 1 : 2; // q, k, v
-        bf16* to = query + (u64)blockIdx.x * QUERY_WIDTH + head * HEAD_DIM;
-        if (kind > 0) {
-            int kv_head = head - HEADS - (kind - 1) * KV_HEADS;
-            u64 place = (((u64)row.page * 2 + (kind - 1)) * KV_HEADS + kv_head) * PAGE + row.position % PAGE;
-            to = pages + place * HEAD_DIM;
-        }
+        bf16* to = query + (u64)blockIdx.x * (pages ? QUERY_WIDTH : QKV_WIDTH) + head * HEAD_DIM;
+        if (pages && kind > 0) to = stored(pages, row, head);
         const int PAIRS = (HEAD_DIM / 2 + WARP - 1) / WARP;
         float low[PAIRS], high[PAIRS];
         float squares = 0;
@@ -172,6 +176,17 @@ extern "C" __global__ void __launch_bounds__(ROTATE_WARPS* WARP)
             to[i] = narrow(a);
             to[i + HEAD_DIM / 2] = narrow(b);
         }
+    }
+}
+
+// Grid: rows. Of rotated qkv (rows, QKV_WIDTH), leaves q in `query` (rows, QUERY_WIDTH) and stores k and v in their pages.
+extern "C" __global__ void append(const Row* rows, const bf16* qkv, bf16* query, bf16* pages) {
+    Row row = rows[blockIdx.x];
+    const bf16* from = qkv + (u64)blockIdx.x * QKV_WIDTH;
+    for (int i = 8 * threadIdx.x; i < QKV_WIDTH; i += 8 * blockDim.x) {
+        bf16* to = i < QUERY_WIDTH ? query + (u64)blockIdx.x * QUERY_WIDTH + i
+                                   : stored(pages, row, i / HEAD_DIM) + i % HEAD_DIM;
+        *(uint4*)to = *(const uint4*)(from + i);
     }
 }
 

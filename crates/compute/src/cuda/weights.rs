@@ -2,7 +2,7 @@
 
 use super::device::CudaDevice;
 use crate::memory::SharedMut;
-use crate::source::{LayerVectors, WeightSource};
+use crate::source::{LayerVectors, SliceSpec, WeightSource};
 use crate::{ComputeError, Threads};
 use cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr, PinnedHostSlice};
 use glinthawk_model::{LayerTensor, Tensor};
@@ -34,15 +34,15 @@ pub(super) struct Layer {
     pub(super) head_norms: Option<CudaSlice<f32>>,
 }
 
-/// All of a model.
+/// A slice of a model.
 pub(super) struct Weights {
     pub(super) layers: Vec<Layer>,
-    /// (vocab, hidden)
-    pub(super) embedding: CudaSlice<bf16>,
-    /// (vocab, hidden), where it is not the embedding
-    pub(super) classifier: Option<CudaSlice<bf16>>,
-    /// (hidden)
-    pub(super) final_norm: CudaSlice<f32>,
+    /// (vocab, hidden), where the slice embeds, or classifies by the same matrix
+    pub(super) embedding: Option<CudaSlice<bf16>>,
+    /// (vocab, hidden), where the slice classifies and it is not the embedding
+    classifier: Option<CudaSlice<bf16>>,
+    /// (hidden), where the slice classifies
+    pub(super) final_norm: Option<CudaSlice<f32>>,
 }
 
 /// Where a buffer is on the device.
@@ -84,23 +84,32 @@ impl Weights {
     pub(super) fn load(
         device: &CudaDevice,
         source: &dyn WeightSource,
+        spec: &SliceSpec,
         threads: &Threads,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, ComputeError> {
-        let config = source.config();
+        let tied = source.config().tied_embeddings;
+        let (embeds, classifies) =
+            (spec.embeds || tied && spec.classifies, spec.classifies && !tied);
         // SAFETY: every value is written before it is copied from.
         let staging = unsafe { device.context.alloc_pinned_with_flags(BLOCK_VALUES, 0) }
             .map_err(device.failed("allocate a pinned buffer"))?;
         let mut loader = Loader { device, source, threads, staging, progress };
-        let embedding = loader.matrix(&[Tensor::Embedding])?;
-        let layers =
-            (0..config.layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
-        let classifier = match config.tied_embeddings {
-            true => None,
-            false => Some(loader.matrix(&[Tensor::Classifier])?),
+        let embedding = embeds.then(|| loader.matrix(&[Tensor::Embedding])).transpose()?;
+        let layers = spec.layers.clone().map(|layer| loader.layer(layer));
+        let layers = layers.collect::<Result<_, _>>()?;
+        let classifier = classifies.then(|| loader.matrix(&[Tensor::Classifier])).transpose()?;
+        let final_norm = match spec.classifies {
+            true => Some(upload(device, &source.read_vector(Tensor::FinalNorm)?)?),
+            false => None,
         };
-        let final_norm = upload(device, &source.read_vector(Tensor::FinalNorm)?)?;
         Ok(Self { layers, embedding, classifier, final_norm })
+    }
+
+    /// The matrix of the slice that classifies.
+    pub(super) fn classifying(&self) -> &CudaSlice<bf16> {
+        let matrix = self.classifier.as_ref().or(self.embedding.as_ref());
+        matrix.expect("the last slice classifies")
     }
 }
 

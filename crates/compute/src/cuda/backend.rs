@@ -1,0 +1,415 @@
+//! A GPU as a backend: the work of either tier, layer by layer. All of it goes through the device's one stream, in the
+//! order of the calls.
+
+use super::PAGE;
+use super::device::CudaDevice;
+use super::layers::Layers;
+use super::module::Module;
+use super::pages::Pages;
+use super::picked::Picker;
+use super::staged::Staged;
+use super::weights::{address, allocate};
+use crate::source::{ContextSpec, SliceSpec, WeightSource};
+use crate::{
+    AttendRow, Backend, ComputeError, ContextKernels, ShardIn, ShardOut, Threads, WeightKernels,
+};
+use cudarc::driver::CudaSlice;
+use glinthawk_flight::{Buffer, Generated, Pool, Row, Sample};
+use glinthawk_model::{Model, ModelConfig};
+use half::bf16;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+/// Batches whose inputs the host can be ahead.
+const STAGED_BATCHES: usize = 8;
+
+/// A GPU, for one model.
+#[derive(Clone)]
+pub struct CudaBackend {
+    /// The device.
+    pub device: CudaDevice,
+    /// For reading weights, and for sampling on the host.
+    pub threads: Arc<Threads>,
+    /// Where buffers of the host come from.
+    pub pool: Arc<Pool>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    module: Option<Arc<Module>>,
+    /// Idle memory on the device.
+    idle: Vec<CudaSlice<u8>>,
+    /// Buffers that are being copied from.
+    leaving: Vec<Buffer>,
+}
+
+/// Activations on a GPU.
+pub struct CudaBuffer {
+    memory: CudaSlice<u8>,
+    len_bytes: usize,
+}
+
+impl CudaBackend {
+    /// A backend over a device.
+    pub fn new(device: CudaDevice, threads: Arc<Threads>, pool: Arc<Pool>) -> Self {
+        Self { device, threads, pool, state: Arc::default() }
+    }
+
+    /// The kernels, compiled once.
+    fn module(&self, config: &ModelConfig) -> Result<Arc<Module>, ComputeError> {
+        let mut state = self.state.lock().expect("no panic while held");
+        if let Some(module) = &state.module {
+            return Ok(Arc::clone(module));
+        }
+        let module = Arc::new(Module::new(&self.device, config)?);
+        state.module = Some(Arc::clone(&module));
+        Ok(module)
+    }
+
+    pub(crate) fn load(
+        &self,
+        source: &dyn WeightSource,
+        spec: &SliceSpec,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<CudaWeights, ComputeError> {
+        let (device, config, threads) = (&self.device, source.config(), &self.threads);
+        let (rows, context_max) = (spec.batch_rows, config.context_max);
+        let module = self.module(config)?;
+        let mut progress = spec.progress(config, progress);
+        let mut layers =
+            Layers::load(device, &module, source, spec, context_max, threads, &mut progress)?;
+        let picker = match spec.classifies {
+            true => Some(Picker::new(device, config.vocab, rows, threads)?),
+            false => None,
+        };
+        let words = STAGED_BATCHES * ROW_WORDS * rows;
+        let words = words + picker.as_ref().map_or(0, Picker::words_max);
+        let staged = Staged::new(device, words)?;
+        let batch = allocate(device, "the residual", rows * config.hidden)?;
+        let attended = allocate(device, "activations", rows * config.query_width())?;
+        let (at, attended_at) = (address(&batch, device), address(&attended, device));
+        layers.tune(rows, attended_at, at, picker.as_ref().map(Picker::logits_at))?;
+        let slab = allocate(device, "the residual slab", spec.slab_rows * config.hidden)?;
+        Ok(CudaWeights { layers, picker, staged, slab, batch, attended })
+    }
+}
+
+impl Backend for CudaBackend {
+    type Buffer = CudaBuffer;
+    type Weights = CudaWeights;
+    type Context = CudaContext;
+
+    fn weights(
+        &self,
+        model: &Model,
+        spec: &SliceSpec,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<CudaWeights, ComputeError> {
+        self.load(model, spec, progress)
+    }
+
+    fn context(
+        &self,
+        config: &ModelConfig,
+        spec: &ContextSpec,
+    ) -> Result<CudaContext, ComputeError> {
+        let module = self.module(config)?;
+        let pages = Pages::new(&self.device, &module, config, spec)?;
+        let table_pages = spec.context_max.div_ceil(PAGE);
+        Ok(CudaContext {
+            device: self.device.clone(),
+            staged: Staged::new(&self.device, 2 * pages.words_max())?,
+            pages,
+            tables: vec![NO_PAGE; spec.slots * table_pages],
+            table_pages,
+            changed: Vec::new(),
+            rows: Vec::new(),
+        })
+    }
+
+    fn take(&self, len_bytes: usize) -> Result<CudaBuffer, ComputeError> {
+        let mut state = self.state.lock().expect("no panic while held");
+        let fits = state.idle.iter().enumerate().filter(|(_, idle)| idle.len() >= len_bytes);
+        let memory = match fits.min_by_key(|(_, idle)| idle.len()).map(|(index, _)| index) {
+            Some(index) => state.idle.swap_remove(index),
+            None => allocate(&self.device, "activations", len_bytes.max(1))?,
+        };
+        Ok(CudaBuffer { memory, len_bytes })
+    }
+
+    fn give(&self, buffer: CudaBuffer) {
+        // Whatever still uses it comes before whatever will, because there is one stream.
+        self.state.lock().expect("no panic while held").idle.push(buffer.memory);
+    }
+
+    fn to_device(&self, buffer: Buffer) -> Result<CudaBuffer, ComputeError> {
+        let mut there = self.take(buffer.len_bytes())?;
+        if buffer.len_bytes() > 0 {
+            let what = format!("copy {} bytes to it", buffer.len_bytes());
+            let mut into = there.memory.slice_mut(..buffer.len_bytes());
+            let copied = self.device.stream.memcpy_htod(buffer.bytes(), &mut into);
+            copied.map_err(self.device.failed(&what))?;
+        }
+        self.state.lock().expect("no panic while held").leaving.push(buffer);
+        Ok(there)
+    }
+
+    fn to_host(&self, buffer: CudaBuffer) -> Result<Buffer, ComputeError> {
+        let mut here = self.pool.take(buffer.len_bytes);
+        if buffer.len_bytes > 0 {
+            let what = format!("copy {} bytes from it", buffer.len_bytes);
+            let from = buffer.memory.slice(..buffer.len_bytes);
+            let copied = self.device.stream.memcpy_dtoh(&from, here.bytes_mut());
+            copied.map_err(self.device.failed(&what))?;
+        }
+        self.give(buffer);
+        Ok(here)
+    }
+
+    fn is_done(&self) -> Result<bool, ComputeError> {
+        let done = self.device.is_done()?;
+        if done {
+            let mut state = self.state.lock().expect("no panic while held");
+            state.leaving.drain(..).for_each(|buffer| self.pool.give(buffer));
+        }
+        Ok(done)
+    }
+}
+
+/// Words of a row on its way to the device.
+const ROW_WORDS: usize = size_of::<Row>() / size_of::<u32>();
+
+/// Tier 1's work on a GPU.
+pub struct CudaWeights {
+    layers: Layers,
+    /// Where the slice classifies.
+    picker: Option<Picker>,
+    staged: Staged,
+    /// (slab_rows, hidden)
+    slab: CudaSlice<f32>,
+    /// Shards that stand apart in the slab, side by side: (rows, hidden).
+    batch: CudaSlice<f32>,
+    /// Their attention: (rows, query_width).
+    attended: CudaSlice<bf16>,
+}
+
+impl CudaWeights {
+    fn slab_at(&self, row: usize) -> u64 {
+        address(&self.slab, &self.layers.device) + (row * self.row_bytes()) as u64
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.layers.config.hidden * size_of::<f32>()
+    }
+
+    /// Copies between shards' places in the slab and their places side by side.
+    fn copy_shards(&self, slabs: &[Range<usize>], back: bool) -> Result<u64, ComputeError> {
+        let batch = address(&self.batch, &self.layers.device);
+        let mut at = batch;
+        for slab in slabs.iter().filter(|slab| !slab.is_empty()) {
+            let (there, bytes) = (self.slab_at(slab.start), slab.len() * self.row_bytes());
+            let (to, from) = if back { (there, at) } else { (at, there) };
+            self.layers.device.copy(to, from, bytes)?;
+            at += bytes as u64;
+        }
+        Ok(batch)
+    }
+
+    /// Where the residual of shards stands as one batch: one shard's is in the slab itself.
+    fn gather(&self, slabs: &[Range<usize>]) -> Result<u64, ComputeError> {
+        match slabs {
+            [slab] => Ok(self.slab_at(slab.start)),
+            _ => self.copy_shards(slabs, false),
+        }
+    }
+
+    /// Sends words that describe rows; returns where they stand.
+    fn send(&mut self, rows: impl ExactSizeIterator<Item = Row>) -> Result<u64, ComputeError> {
+        self.staged.begin(ROW_WORDS * rows.len())?;
+        let words = |row: Row| [row.slot, row.position, row.page, row.token];
+        let at = self.staged.place(rows.flat_map(words))?;
+        self.staged.send()?;
+        Ok(at)
+    }
+
+    /// Logits of slab rows.
+    #[cfg(test)]
+    pub(crate) fn logits(&mut self, rows: &[u32]) -> Vec<f32> {
+        let slab = self.slab_at(0);
+        let picker = self.picker.as_mut().expect("the last slice classifies");
+        picker.all_logits(&mut self.layers, slab, rows)
+    }
+}
+
+impl WeightKernels for CudaWeights {
+    type Buffer = CudaBuffer;
+
+    fn embed(&mut self, slab: Range<usize>, tokens: &[u32]) -> Result<(), ComputeError> {
+        let row = |&token: &u32| Row { slot: 0, position: 0, page: 0, token };
+        let rows = self.send(tokens.iter().map(row))?;
+        self.layers.embed(rows, slab.len(), self.slab_at(slab.start))
+    }
+
+    fn put_residual(
+        &mut self,
+        slab: Range<usize>,
+        residual: &CudaBuffer,
+    ) -> Result<(), ComputeError> {
+        let (device, to) = (&self.layers.device, self.slab_at(slab.start));
+        device.copy(to, address(&residual.memory, device), residual.len_bytes)
+    }
+
+    fn get_residual(
+        &mut self,
+        slab: Range<usize>,
+        residual: &mut CudaBuffer,
+    ) -> Result<(), ComputeError> {
+        let (device, from) = (&self.layers.device, self.slab_at(slab.start));
+        device.copy(address(&residual.memory, device), from, residual.len_bytes)
+    }
+
+    fn pre_attention(
+        &mut self,
+        layer: usize,
+        shards: &mut [ShardOut<'_, CudaBuffer>],
+    ) -> Result<(), ComputeError> {
+        let slabs: Vec<Range<usize>> = shards.iter().map(|shard| shard.slab.clone()).collect();
+        let count = slabs.iter().map(Range::len).sum();
+        if count == 0 {
+            return Ok(());
+        }
+        let positions: Vec<u32> =
+            shards.iter().flat_map(|shard| shard.positions).copied().collect();
+        let row = |&position: &u32| Row { slot: 0, position, page: 0, token: 0 };
+        let rows = self.send(positions.iter().map(row))?;
+        let residual = self.gather(&slabs)?;
+        self.layers.project(layer, count, residual)?;
+        let mut first = 0;
+        for shard in shards {
+            let rows = rows + (first * size_of::<Row>()) as u64;
+            let qkv = address(&shard.qkv.memory, &self.layers.device);
+            self.layers.rotate(layer, rows, (first, shard.slab.len()), qkv, 0)?;
+            first += shard.slab.len();
+        }
+        Ok(())
+    }
+
+    fn post_attention(
+        &mut self,
+        layer: usize,
+        shards: &[ShardIn<'_, CudaBuffer>],
+    ) -> Result<(), ComputeError> {
+        let slabs: Vec<Range<usize>> = shards.iter().map(|shard| shard.slab.clone()).collect();
+        let count = slabs.iter().map(Range::len).sum();
+        if count == 0 {
+            return Ok(());
+        }
+        let device = self.layers.device.clone();
+        let residual = self.gather(&slabs)?;
+        if let [shard] = shards {
+            let attended = address(&shard.attended.memory, &device);
+            return self.layers.feed_forward(layer, count, attended, residual);
+        }
+        let attended = address(&self.attended, &device);
+        let mut at = attended;
+        for ShardIn { attended, .. } in shards.iter().filter(|shard| !shard.slab.is_empty()) {
+            device.copy(at, address(&attended.memory, &device), attended.len_bytes)?;
+            at += attended.len_bytes as u64;
+        }
+        self.layers.feed_forward(layer, count, attended, residual)?;
+        self.copy_shards(&slabs, true)?;
+        Ok(())
+    }
+
+    fn classify(&mut self, rows: &[usize], samples: &[Sample]) -> Result<(), ComputeError> {
+        let (slab, picker) = (self.slab_at(0), self.picker.as_mut());
+        let picker = picker.expect("the last slice classifies");
+        let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
+        self.staged.begin(picker.words_max())?;
+        let picks = picker.stage(&rows, samples, &mut self.staged)?;
+        self.staged.send()?;
+        picker.submit(&mut self.layers, slab, picks)
+    }
+
+    fn tokens(&mut self) -> Result<Vec<Generated>, ComputeError> {
+        let (slab, picker) = (self.slab_at(0), self.picker.as_mut());
+        picker.expect("the last slice classifies").tokens(&mut self.layers, slab)
+    }
+}
+
+/// Marks a place in a table that nothing was bound to.
+const NO_PAGE: u32 = u32::MAX;
+
+/// Tier 2's work on a GPU.
+pub struct CudaContext {
+    device: CudaDevice,
+    pages: Pages,
+    staged: Staged,
+    /// The tables as the device has them once `changed` is sent: (slots, pages of the longest context).
+    tables: Vec<u32>,
+    table_pages: usize,
+    /// Slots and numbers of pages that were bound anew.
+    changed: Vec<(u32, usize)>,
+    /// Of the last batch, so that nothing is allocated for the next.
+    rows: Vec<Row>,
+}
+
+impl CudaContext {
+    fn page(&self, slot: u32, number: usize) -> u32 {
+        self.tables[slot as usize * self.table_pages + number]
+    }
+
+    /// A row that the kernels know where to store.
+    fn row(&self, slot: u32, position: u32) -> Row {
+        let page = self.page(slot, position as usize / PAGE);
+        Row { slot, position, page, token: 0 }
+    }
+}
+
+impl ContextKernels for CudaContext {
+    type Buffer = CudaBuffer;
+
+    fn bind(&mut self, slot: u32, first: usize, pages: &[u32]) -> Result<(), ComputeError> {
+        assert!(first + pages.len() <= self.table_pages, "page {first} of slot {slot} is too far");
+        let table = &mut self.tables[slot as usize * self.table_pages..][..self.table_pages];
+        for (number, &page) in (first..).zip(pages) {
+            // Every layer binds what the first one did.
+            if std::mem::replace(&mut table[number], page) != page {
+                self.changed.push((slot, number));
+            }
+        }
+        Ok(())
+    }
+
+    fn attend(
+        &mut self,
+        layer: usize,
+        rows: &[AttendRow],
+        qkv: &CudaBuffer,
+        attended: &mut CudaBuffer,
+    ) -> Result<(), ComputeError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let mut batch = std::mem::take(&mut self.rows);
+        batch.clear();
+        batch.extend(rows.iter().map(|row| self.row(row.slot, row.position)));
+        let bound = self.changed.len();
+        self.staged.begin(self.pages.words_max() + ROW_WORDS * bound)?;
+        let cuts = self.pages.stage(&batch, &mut self.staged)?;
+        let words = |&(slot, number): &(u32, usize)| {
+            [slot, (number * PAGE) as u32, self.page(slot, number), 0]
+        };
+        let changed: Vec<u32> = self.changed.iter().flat_map(words).collect();
+        let changed = self.staged.place(changed)?;
+        self.staged.send()?;
+        self.changed.clear();
+        self.pages.bind(changed, bound)?;
+        let at = |buffer: &CudaBuffer| address(&buffer.memory, &self.device);
+        self.pages.append(layer, &cuts, batch.len(), at(qkv))?;
+        self.pages.attend(layer, &cuts, at(attended))?;
+        self.rows = batch;
+        Ok(())
+    }
+}

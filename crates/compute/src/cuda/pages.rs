@@ -1,0 +1,189 @@
+//! Contexts on a device: pages, the tables that name them, and attention over them.
+
+use super::PAGE;
+use super::attention::{Combined, Cut, Tiling, Unit};
+use super::device::CudaDevice;
+use super::module::{Arg, Module};
+use super::staged::Staged;
+use super::weights::{address, allocate};
+use crate::source::ContextSpec;
+use crate::{ComputeError, ContextType};
+use cudarc::driver::CudaSlice;
+use glinthawk_flight::Row;
+use glinthawk_model::ModelConfig;
+use half::bf16;
+use std::sync::Arc;
+
+/// Memory for the partial results of attention.
+pub(super) const PARTIAL_BYTES: usize = 64 << 20;
+
+/// Pages of every layer, and what attention needs beside them.
+pub(super) struct Pages {
+    device: CudaDevice,
+    module: Arc<Module>,
+    kv_heads: usize,
+    limits: ContextSpec,
+    /// For each layer (pages, 2, kv_heads, 16, head_dim).
+    layers: Vec<CudaSlice<bf16>>,
+    /// (slots, pages of the longest context)
+    tables: CudaSlice<u32>,
+    /// (rows, query_width)
+    query: CudaSlice<bf16>,
+    /// (partials, kv_heads, head_dim)
+    partial_out: CudaSlice<f32>,
+    /// (partials, kv_heads, 2)
+    partial_sums: CudaSlice<f32>,
+    cut: Cut,
+    tiling: Tiling,
+}
+
+/// Where a batch's rows and the units of its attention stand on the device.
+pub(super) struct Cuts {
+    pub(super) rows: u64,
+    many: u64,
+    few: u64,
+    combined: u64,
+}
+
+impl Pages {
+    pub(super) fn new(
+        device: &CudaDevice,
+        module: &Arc<Module>,
+        config: &ModelConfig,
+        limits: &ContextSpec,
+    ) -> Result<Self, ComputeError> {
+        if limits.context_type != ContextType::Bf16 {
+            let what = format!("{} contexts on a GPU", limits.context_type);
+            return Err(ComputeError::Shape { what });
+        }
+        let layer = limits.pages * 2 * PAGE * config.kv_width();
+        let layers = (0..limits.layers).map(|_| allocate(device, "contexts", layer));
+        let cut = Cut {
+            group: config.heads / config.kv_heads,
+            kv_heads: config.kv_heads,
+            processors: device.processors()?,
+            partials: PARTIAL_BYTES / (config.kv_heads * (config.head_dim + 2) * size_of::<f32>()),
+        };
+        let pairs = cut.partials * config.kv_heads;
+        let table = limits.context_max.div_ceil(PAGE);
+        let query = limits.batch_rows * config.query_width();
+        Ok(Self {
+            layers: layers.collect::<Result<_, _>>()?,
+            tables: allocate(device, "page tables", limits.slots * table)?,
+            query: allocate(device, "activations", query)?,
+            partial_out: allocate(device, "partial attention", pairs * config.head_dim)?,
+            partial_sums: allocate(device, "partial attention", 2 * pairs)?,
+            cut,
+            tiling: Tiling::default(),
+            device: device.clone(),
+            module: Arc::clone(module),
+            kv_heads: config.kv_heads,
+            limits: limits.clone(),
+        })
+    }
+
+    /// Words that [`Self::stage`] places at most.
+    pub(super) fn words_max(&self) -> usize {
+        // Each row can be a tile, and each pair with a partial a split.
+        let rows = self.limits.batch_rows;
+        let units = size_of::<Unit>() * (rows + self.cut.partials / self.cut.group)
+            + size_of::<Combined>() * rows;
+        rows * size_of::<Row>() / size_of::<u32>() + units / size_of::<u32>()
+    }
+
+    /// Cuts up the attention of rows, and places both among what is sent.
+    pub(super) fn stage(
+        &mut self,
+        rows: &[Row],
+        staged: &mut Staged,
+    ) -> Result<Cuts, ComputeError> {
+        self.check(rows);
+        self.tiling = Tiling::of(rows, &self.cut);
+        let words = |row: &Row| [row.slot, row.position, row.page, row.token];
+        let Tiling { many, few, combined } = &self.tiling;
+        Ok(Cuts {
+            rows: staged.place(rows.iter().flat_map(words))?,
+            many: staged.place(bytemuck::cast_slice(many).iter().copied())?,
+            few: staged.place(bytemuck::cast_slice(few).iter().copied())?,
+            combined: staged.place(bytemuck::cast_slice(combined).iter().copied())?,
+        })
+    }
+
+    fn check(&self, rows: &[Row]) {
+        let limits = &self.limits;
+        assert!(rows.len() <= limits.batch_rows, "{} rows of {}", rows.len(), limits.batch_rows);
+        for row in rows {
+            let fits = (row.slot as usize) < limits.slots
+                && (row.page as usize) < limits.pages
+                && (row.position as usize) < limits.context_max;
+            assert!(fits, "row {row:?} is outside what the device was given");
+        }
+    }
+
+    /// Enters the pages of `count` rows into their slots' tables.
+    pub(super) fn bind(&self, rows: u64, count: usize) -> Result<(), ComputeError> {
+        let tables = address(&self.tables, &self.device);
+        let args = [Arg::Address(rows), Arg::Address(tables), self.table_width()];
+        self.module.launch(&self.module.bind_pages, (count as u32, 1, 1), &args)
+    }
+
+    fn table_width(&self) -> Arg {
+        Arg::Number(self.limits.context_max.div_ceil(PAGE) as u32)
+    }
+
+    /// Where a layer's pages stand, and where attention finds its queries.
+    pub(super) fn places(&self, layer: usize) -> (u64, u64) {
+        (address(&self.layers[layer], &self.device), address(&self.query, &self.device))
+    }
+
+    /// Stores the rotated k and v of the rows that were staged last, and takes their q.
+    pub(super) fn append(
+        &self,
+        layer: usize,
+        cuts: &Cuts,
+        count: usize,
+        qkv: u64,
+    ) -> Result<(), ComputeError> {
+        let (pages, query) = self.places(layer);
+        let args = [cuts.rows, qkv, query, pages].map(Arg::Address);
+        self.module.launch(&self.module.append, (count as u32, 1, 1), &args)
+    }
+
+    /// Attends the rows that were staged last, whose queries, keys and values are in their places.
+    pub(super) fn attend(
+        &self,
+        layer: usize,
+        cuts: &Cuts,
+        attended: u64,
+    ) -> Result<(), ComputeError> {
+        let module = &self.module;
+        let kv_heads = self.kv_heads as u32;
+        let (pages, query) = self.places(layer);
+        let float = |slice: &CudaSlice<f32>| address(slice, &self.device);
+        let (out, sums) = (float(&self.partial_out), float(&self.partial_sums));
+        let tables = address(&self.tables, &self.device);
+        let before = [query, pages, tables].map(Arg::Address);
+        let after = [attended, out, sums].map(Arg::Address);
+        let shared = [&before[..], &[self.table_width()], &after].concat();
+
+        let count = self.tiling.many.len() as u32;
+        let args = [&[Arg::Address(cuts.many), Arg::Number(count)], &shared[..]].concat();
+        let blocks = (count * kv_heads).min(module.many_blocks);
+        module.launch(&module.attend_many, (blocks, 1, 1), &args)?;
+        let args = [&[Arg::Address(cuts.few)], &shared[..]].concat();
+        let blocks = self.tiling.few.len() as u32 * kv_heads;
+        module.launch(&module.attend_few, (blocks, 1, 1), &args)?;
+        let args = [cuts.combined, out, sums, attended].map(Arg::Address);
+        let grid = (self.tiling.combined.len() as u32, kv_heads, 1);
+        module.launch(&module.combine, grid, &args)
+    }
+
+    /// Fills all pages with NaN.
+    #[cfg(test)]
+    pub(super) fn poison(&mut self) {
+        for pages in &mut self.layers {
+            let nothing = vec![bf16::NAN; pages.len()];
+            self.device.stream.memcpy_htod(&nothing, pages).unwrap();
+        }
+    }
+}
