@@ -49,8 +49,8 @@ fn what_is_read_is_not_written() {
     let path = folder.path().join("both");
     let both = path.to_str().expect("a path of ours");
     for options in [
-        &["plan", "--cluster", both, "--workload", "no.csv", "-o", both][..],
-        &["plan", "--cluster", "no.toml", "--workload", both, "-o", both],
+        &["plan", "--model", TINY, "--cluster", both, "--workload", "no.csv", "-o", both][..],
+        &["plan", "--model", TINY, "--cluster", "no.toml", "--workload", both, "-o", both],
         &["simulate", "--profile", both, "--trace", both],
         &["simulate", "--device", "t4", "--workload", both, "--trace", both],
     ] {

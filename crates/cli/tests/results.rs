@@ -147,7 +147,7 @@ fn reasons_of_failures_are_told() {
         "  line 2 and 29 more: unknown field `temperatur`\n",
         "  line 32 and 19 more: not valid JSON: ",
         "  line 52 and 4 more: an earlier line has the same custom_id `good`\n",
-        "  3 lines failed for 2 other reasons\n",
+        "  3 lines failed for 3 other reasons\n",
     ] {
         assert!(said.contains(part), "{part} is missing in {said}");
     }

@@ -39,7 +39,10 @@ impl Staged {
 
     /// Makes room for `words` words that are on the device together.
     pub(super) fn begin(&mut self, words: usize) -> Result<(), ComputeError> {
-        if self.used + words <= self.host.len() {
+        // A batch may begin with numbers of 64 bits.
+        let start = self.used.next_multiple_of(4);
+        if start + words <= self.host.len() {
+            (self.used, self.sent) = (start, start);
             return Ok(());
         }
         self.device.synchronize()?;
