@@ -169,7 +169,7 @@ pub(crate) fn lengths(points: &[LengthPoint]) -> Section {
         tables: vec![Table::new(&header, points.iter().map(row).collect())],
         notes: vec![
             "The baseline is the better of the published single-tier configurations, 80 T4. Throughput is per GPU, so \
-             their number does not matter; each has one layer, so it hops after every layer in either reading. KernelTimes \
+             their number does not matter; each has one layer, so it hops after every layer in either reading. Kernels \
              are the ones calibrated at 2K; attention scales with the context."
                 .to_owned(),
         ],

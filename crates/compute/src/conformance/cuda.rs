@@ -375,11 +375,10 @@ fn layers_give_the_bits_of_whole_steps() {
     for shape in cases {
         let mut model = load(&shape, &device);
         let prompts: Vec<Prompt> = (1..4).map(|slot| Prompt::new(&shape, slot, 1400)).collect();
-        let two: [Range<usize>; 2] = [0..1, 1..2];
-        let whole: [Range<usize>; 1] = [0..2];
+        let (two, whole) = ([0..1, 1..2], std::slice::from_ref(&(0..2)));
         let mut topologies = [
-            Layered::new(&shape, &device, &whole, false),
-            Layered::new(&shape, &device, &whole, true),
+            Layered::new(&shape, &device, whole, false),
+            Layered::new(&shape, &device, whole, true),
             Layered::new(&shape, &device, &two, true),
         ];
         // Prefill that grows, then decoding beside prefill.
