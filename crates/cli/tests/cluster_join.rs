@@ -199,7 +199,7 @@ fn throw_garbage(address: &str, seed: u64) -> TcpStream {
         let bytes: Vec<u8> = (0..length).map(|_| random.below(256) as u8).collect();
         let mut stream = TcpStream::connect(address).expect("the dispatcher listens");
         // It hangs up as soon as it sees what this is.
-        let _ = stream.write_all(&bytes);
+        _ = stream.write_all(&bytes);
     }
     TcpStream::connect(address).expect("the dispatcher listens")
 }

@@ -86,8 +86,8 @@ impl Drop for Processes {
             if matches!(child.try_wait(), Ok(None)) {
                 tracing::warn!(worker = name, "did not leave in time and is ended");
                 // It may have ended in between, which is as well.
-                let _ = child.kill();
-                let _ = child.wait();
+                _ = child.kill();
+                _ = child.wait();
             }
         }
     }

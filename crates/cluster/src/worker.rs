@@ -84,7 +84,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     let outcome = serve::run(&station);
     if let Err(error) = &outcome {
         // If this does not get through either, the lost connection says enough.
-        let _ = station.tell_dispatcher(&Control::Failed(error.to_string()));
+        _ = station.tell_dispatcher(&Control::Failed(error.to_string()));
     }
     station.controller.shutdown();
     outcome

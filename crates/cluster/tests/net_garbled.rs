@@ -249,7 +249,7 @@ fn last_words_are_heard() {
         drop(hasty);
         for flight in [1, 2] {
             // Into the broken socket, for good measure.
-            let _ = victim.send(hasty_peer, attended(0, 50_000));
+            _ = victim.send(hasty_peer, attended(0, 50_000));
             assert_eq!(flight_of(&next_message(&victim).1), flight, "round {round}");
         }
         assert_eq!(next_lost(&victim), (hasty_peer, LostReason::Goodbye), "round {round}");

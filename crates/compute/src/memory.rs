@@ -61,7 +61,7 @@ fn ask_for_huge_pages(first: *mut u8, bytes: usize) {
     use rustix::mm::{Advice, madvise};
     // SAFETY: the range lies inside our own allocation, and this advice changes no content.
     // A refusal costs speed only.
-    let _ = unsafe { madvise(first.cast(), bytes, Advice::LinuxHugepage) };
+    _ = unsafe { madvise(first.cast(), bytes, Advice::LinuxHugepage) };
 }
 
 #[cfg(not(target_os = "linux"))]

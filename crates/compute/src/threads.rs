@@ -189,7 +189,7 @@ impl Drop for Threads {
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
             // A worker's panic was already reported by the `run` that met it.
-            let _ = worker.join();
+            _ = worker.join();
         }
     }
 }
@@ -256,7 +256,7 @@ fn pin(core: Option<usize>) {
     let mut set = CpuSet::new();
     set.set(core);
     // A refusal costs speed, never correctness.
-    let _ = sched_setaffinity(None, &set);
+    _ = sched_setaffinity(None, &set);
 }
 
 /// The cores this process may use, at least one.

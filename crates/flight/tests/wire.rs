@@ -130,7 +130,7 @@ proptest! {
             bytes[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
             bytes[6] %= 10;
             bytes[7] = 0;
-            let _ = open(&resealed(bytes), &limits);
+            _ = open(&resealed(bytes), &limits);
         }
     }
 

@@ -108,8 +108,8 @@ impl Drop for Running {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             // It may have ended by itself, which is as well.
-            let _ = child.kill();
-            let _ = child.wait();
+            _ = child.kill();
+            _ = child.wait();
         }
     }
 }

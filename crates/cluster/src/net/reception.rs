@@ -148,7 +148,7 @@ impl Guest {
         tracing::warn!(address = %self.address, reason = %error, "refused a connection");
         if let Some(status) = error.answer() {
             // The peer is being refused anyway, so a failed answer does not matter.
-            let _ = self.answer(config, status);
+            _ = self.answer(config, status);
         }
     }
 }

@@ -104,7 +104,7 @@ impl Shared {
             // A pipe has room for far more bytes than there are threads to write one, so this does
             // not block. It fails only if the network thread is gone, and then there is nothing to
             // wake.
-            let _ = (&self.waker).write(&[1]);
+            _ = (&self.waker).write(&[1]);
         }
     }
 

@@ -229,7 +229,7 @@ impl NetThread {
             self.lose(peer, reason);
         } else if self.leaving_until.is_some() && connection.outlet.is_empty() {
             // If this fails, the connection is broken and the next read says so.
-            let _ = connection.outlet.channel.stream.shutdown(Shutdown::Write);
+            _ = connection.outlet.channel.stream.shutdown(Shutdown::Write);
         }
     }
 

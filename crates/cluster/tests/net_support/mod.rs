@@ -116,7 +116,7 @@ impl RawPeer {
 
     /// Writes; a peer that was already sent away may find the door closed.
     pub fn say(&mut self, bytes: &[u8]) {
-        let _ = self.stream.write_all(bytes);
+        _ = self.stream.write_all(bytes);
     }
 
     /// Reads until the other side closes.
