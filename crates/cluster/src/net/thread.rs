@@ -283,14 +283,13 @@ impl NetThread {
         if self.leaving_until.is_some() {
             return;
         }
-        // First, so that nothing that happens to the log keeps it from anyone.
-        self.shared.announce(Event::Lost { peer, reason: reason.clone() });
         let counters = &connection.outlet.counters;
         let (node, address) = (&counters.identity.name, counters.address);
-        match reason {
+        match &reason {
             LostReason::Goodbye => tracing::info!(node, %address, "a node left"),
             reason => tracing::warn!(node, %address, %reason, "lost a node"),
         }
+        self.shared.announce(Event::Lost { peer, reason });
     }
 
     /// Handles timers: signs of life to send, peers that gave none, peers that read nothing,
