@@ -138,7 +138,7 @@ impl Journal {
             return Err(JobError::NotOurs { path: self.path.clone(), line: 1 });
         }
         let (mut number, mut end_bytes, mut good_end_bytes) = (0u64, 0u64, 0u64);
-        let mut broken = false;
+        let (mut broken, mut strange) = (false, false);
         loop {
             line.clear();
             let bytes = reader.read_until(b'\n', &mut line).map_err(|e| self.fail("read", e))?;
@@ -151,8 +151,9 @@ impl Journal {
             let written = match Written::read(&line) {
                 // Even one that happens to be whole: the next line must not be glued to it.
                 Written::Result(_) | Written::Retry if torn => Written::Broken,
-                Written::Broken if number == 1 && !(torn && begins_like_ours(&line)) => {
-                    Written::Foreign
+                Written::Broken => {
+                    strange |= number == 1 && !(torn && begins_like_ours(&line));
+                    Written::Broken
                 }
                 written => written,
             };
@@ -172,6 +173,10 @@ impl Journal {
             // Broken lines with good ones after them: the file has a hole.
             damage.lines |= broken;
             good_end_bytes = end_bytes;
+        }
+        // A first line that another program has spoilt is damage if results of ours follow it.
+        if strange && results.len() == 0 {
+            return Err(JobError::NotOurs { path: self.path.clone(), line: 1 });
         }
         damage.read_bytes = end_bytes;
         damage.torn_at_bytes = (good_end_bytes < end_bytes).then_some(good_end_bytes);

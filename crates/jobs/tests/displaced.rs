@@ -13,6 +13,18 @@ use std::time::Duration;
 use common::{Case, backwards, complete, sorted, submit};
 use glinthawk_jobs::{Earlier, Job, JobError, JobOptions, Next, Output, PreparedJob};
 
+#[test]
+fn a_first_line_that_was_spoilt_is_done_again() {
+    let case = Case::new("{\"prompt\":\"a\"}\n{\"prompt\":\"b\"}\n{\"prompt\":\"c\"}\n");
+    case.run().unwrap();
+    let (whole, results) = (case.output_text(), case.sorted());
+    fs::write(case.output(), format!("{{\"foreign\": \"par{whole}")).unwrap();
+    case.run().unwrap();
+    assert_eq!(case.sorted(), results);
+    fs::write(case.output(), "{\"foreign\": \"par\n").unwrap();
+    assert!(matches!(case.run(), Err(JobError::NotOurs { line: 1, .. })));
+}
+
 /// Half of a job: four of eight lines have their result.
 fn half_done() -> (Case, Job) {
     let lines = (0..8).map(|number| format!("{{\"prompt\":\"p{number}\"}}\n"));
