@@ -108,7 +108,7 @@ pub struct SearchLimits {
 }
 
 impl Default for SearchLimits {
-    /// Half a minute or so on two cores for a job of thousands of prompts on tens of nodes, seconds for a smaller one.
+    /// A minute or two on two cores for a job of thousands of prompts on tens of nodes, seconds for a smaller one.
     fn default() -> Self {
         Self { per_site: 2, forecasts: 48, events: 60_000_000 }
     }

@@ -37,10 +37,10 @@ const PROMPTS_PER_SEAT: usize = 4;
 /// Seats that a small cluster is taken to have, so that enough of its job is simulated.
 const SEATS_MIN: usize = 16;
 
-/// Visits of shards to layers up to which every layer is simulated by itself: half a minute or so.
+/// Visits of shards to layers up to which every layer is simulated by itself.
 const VISITS_MAX: f64 = 25_000_000.0;
 
-/// The same in a rough forecast: a second or two.
+/// The same in a rough forecast.
 const VISITS_ROUGH: f64 = 4_000_000.0;
 
 /// What each node has to itself.
