@@ -7,137 +7,34 @@
 //! The search goes by rough forecasts where a job is large. They err on the fast side, so whatever looks better than the
 //! best is forecast again layer by layer, until the best has been: the best is never rough.
 
-use std::cmp::Ordering;
+mod front;
+mod objective;
+mod ranked;
+
 use std::collections::HashMap;
 use std::sync::Mutex;
 
 use glinthawk_protocol::lane_pages;
-use rayon::prelude::*;
+
+pub use front::{FRONT_STEP, Trial, front};
+pub use objective::Objective;
+pub use ranked::{Chosen, SearchLimits, Work};
 
 use crate::bound::Bottleneck;
 use crate::candidate::Candidate;
 use crate::cost::{CostUnit, Prices};
 use crate::error::PlanError;
-use crate::forecast::{Forecast, forecast, forecast_roughly};
+use crate::forecast::{forecast, forecast_roughly};
 use crate::kernels::KernelTimes;
 use crate::plan::{ContextBudget, PLAN_VERSION, Plan, PlanForecast};
 use crate::quick::{Quick, lanes};
 use crate::space::{Site, Space};
-use crate::words::{counted, time};
 use crate::workload::Workload;
 
-/// The front's resolution: a configuration must be faster than the cheaper ones by this factor to be on it.
-pub const FRONT_STEP: f64 = 1.05;
-/// Configurations forecast at a time; what prunes is updated between rounds.
-const ROUND: usize = 8;
 /// Flights for each Tier-1 node that are tried; with one, only one slice has work at a time.
 const FLIGHTS: [f64; 11] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0];
 /// Batches that are tried, as parts of the one that seats all prompts at once.
 const BATCHES: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
-/// The best by the objective's own estimate that are forecast first.
-const FIRST: usize = 6;
-
-/// What to optimise.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Objective {
-    /// Least time for the job, then least cost.
-    Throughput,
-    /// Least cost for the job: dollars where there is a rent, else price times time.
-    Cost,
-    /// Cheapest that finishes the job within so many seconds.
-    Deadline {
-        /// Seconds allowed.
-        seconds: f64,
-    },
-}
-
-/// How good a configuration is; larger pairs are better.
-type Value = (f64, f64);
-
-fn compare(left: Value, right: Value) -> Ordering {
-    left.0.total_cmp(&right.0).then(left.1.total_cmp(&right.1))
-}
-
-impl Objective {
-    /// The value of a job of `seconds` on nodes of `cost`. It never falls when the seconds fall, so the value of a
-    /// bound is a bound of the value.
-    fn value(self, unit: CostUnit, seconds: f64, cost: f64) -> Value {
-        let spend = unit.spend(cost, seconds);
-        match self {
-            Self::Throughput => (-seconds, -spend),
-            Self::Cost => (-cost * seconds, -seconds),
-            Self::Deadline { seconds: allowed } if seconds <= allowed => (-spend, -seconds),
-            Self::Deadline { .. } => (f64::NEG_INFINITY, -seconds),
-        }
-    }
-}
-
-/// A configuration whose job was forecast.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Trial {
-    /// The configuration.
-    pub candidate: Candidate,
-    /// The plan to run it.
-    pub plan: Plan,
-    /// What its job takes.
-    pub forecast: Forecast,
-    /// Cost of its nodes.
-    pub cost: f64,
-    /// What the job costs: dollars where there is a rent, else the nodes' price or number.
-    pub spend: f64,
-    /// Whether the forecast was made roughly, with several layers as one.
-    pub is_rough: bool,
-}
-
-impl Trial {
-    /// From the first prompt to the last token.
-    pub fn seconds(&self) -> f64 {
-        self.forecast.seconds
-    }
-}
-
-/// How far a search goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SearchLimits {
-    /// Configurations of the same nodes that may be forecast: the best by their estimates.
-    pub per_site: usize,
-    /// Configurations that are forecast in all, at most.
-    pub forecasts: usize,
-    /// Events of the search's forecasts together, after which no more are begun.
-    pub events: u64,
-}
-
-impl Default for SearchLimits {
-    /// A minute or two on two cores for a job of thousands of prompts on tens of nodes, seconds for a smaller one.
-    fn default() -> Self {
-        Self { per_site: 2, forecasts: 48, events: 60_000_000 }
-    }
-}
-
-/// How much work a search was.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
-    /// Configurations that were estimated.
-    pub candidates: usize,
-    /// Configurations that were forecast.
-    pub forecast: usize,
-    /// Configurations that a bound ruled out.
-    pub bounded: usize,
-    /// Events of the forecasts.
-    pub events: u64,
-}
-
-/// What a search found.
-#[derive(Clone, Debug)]
-pub struct Chosen {
-    /// The best by the objective.
-    pub best: Trial,
-    /// Everything that was forecast, cheapest first.
-    pub trials: Vec<Trial>,
-    /// What it took.
-    pub work: Work,
-}
-
 /// A job and the configurations it could run on.
 pub struct Choice<'a> {
     space: &'a Space,
@@ -149,15 +46,6 @@ pub struct Choice<'a> {
     quick: Quick<'a>,
     /// No candidate is forecast twice.
     known: Mutex<HashMap<Candidate, Trial>>,
-}
-
-/// A candidate, what it is estimated to take, and what it takes at least.
-struct Promise {
-    site: usize,
-    candidate: Candidate,
-    cost: f64,
-    estimate: f64,
-    least: f64,
 }
 
 impl<'a> Choice<'a> {
@@ -340,189 +228,4 @@ impl<'a> Choice<'a> {
         let estimates = self.candidates(site).into_iter().map(estimated);
         estimates.min_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, candidate)| candidate)
     }
-
-    /// All candidates with their estimates, the best `per_site` of every site.
-    fn promises(&self, per_site: usize) -> (Vec<Promise>, usize) {
-        let of = |(site, nodes): (usize, &Site)| {
-            let cost = self.prices.cost(nodes.tier1, nodes.tier2, nodes.pool);
-            let promise = |candidate: Candidate| {
-                let estimate = self.quick.seconds(nodes, &candidate);
-                let least = self.quick.seconds_least(nodes, &candidate);
-                Promise { site, candidate, cost, estimate, least }
-            };
-            let mut all: Vec<Promise> = self.candidates(nodes).into_iter().map(promise).collect();
-            let count = all.len();
-            all.sort_by(|one, other| one.estimate.total_cmp(&other.estimate));
-            all.truncate(per_site);
-            (all, count)
-        };
-        let found: Vec<_> = self.sites.par_iter().enumerate().map(of).collect();
-        let count = found.iter().map(|(_, count)| count).sum();
-        (found.into_iter().flat_map(|(promises, _)| promises).collect(), count)
-    }
-
-    /// The order of forecasts: the best by the objective, then whatever comes nearest to the front of the estimates.
-    fn ordered(&self, objective: Objective, mut promises: Vec<Promise>) -> Vec<Promise> {
-        let unit = self.prices.unit;
-        let spend = |promise: &Promise| unit.spend(promise.cost, promise.estimate);
-        promises.sort_by(|one, other| {
-            let key = |promise: &Promise| (spend(promise), promise.estimate);
-            compare(key(one), key(other)).then_with(|| one.candidate.cmp(&other.candidate))
-        });
-        let mut fastest = f64::INFINITY;
-        let mut ranked: Vec<(f64, Promise)> = Vec::with_capacity(promises.len());
-        for promise in promises {
-            fastest = fastest.min(promise.estimate);
-            ranked.push((promise.estimate / fastest, promise));
-        }
-        let value = |promise: &Promise| objective.value(unit, promise.estimate, promise.cost);
-        ranked.sort_by(|(_, one), (_, other)| compare(value(other), value(one)));
-        let rest = ranked.split_off(FIRST.min(ranked.len()));
-        let mut rest: Vec<_> = rest.into_iter().collect();
-        rest.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-        ranked.into_iter().chain(rest).map(|(_, promise)| promise).collect()
-    }
-
-    /// Searches for the best and for the front; `prune: false` forecasts whatever the limits allow.
-    pub fn search(
-        &self,
-        objective: Objective,
-        limits: SearchLimits,
-        prune: bool,
-    ) -> Result<Chosen, PlanError> {
-        let unit = self.prices.unit;
-        let (promises, candidates) = self.promises(limits.per_site);
-        let mut work = Work { candidates, ..Work::default() };
-        let value = |trial: &Trial| objective.value(unit, trial.seconds(), trial.cost);
-        let mut trials: Vec<Trial> = Vec::new();
-        let mut best: Option<Trial> = None;
-        let mut searched = 0;
-        let mut promises = self.ordered(objective, promises).into_iter().peekable();
-        while promises.peek().is_some()
-            && work.forecast < limits.forecasts
-            && searched < limits.events
-        {
-            // Rounds have the same forecasts however many cores there are.
-            let (mut round, mut events) = (Vec::new(), 0.0);
-            let room = ROUND.min(limits.forecasts - work.forecast);
-            while round.len() < room
-                && (round.is_empty() || events < (limits.events / 4) as f64)
-                && let Some(promise) = promises.next()
-            {
-                let at_best = objective.value(unit, promise.least, promise.cost);
-                let beaten =
-                    best.as_ref().is_some_and(|best| compare(at_best, value(best)).is_le());
-                let spend = unit.spend(promise.cost, promise.least);
-                if prune && beaten && is_covered(&trials, promise.least, spend) {
-                    work.bounded += 1;
-                } else {
-                    events += self.quick.events(&self.sites[promise.site], &promise.candidate);
-                    round.push(promise);
-                }
-            }
-            let trial =
-                |promise: &Promise| self.trial(&self.sites[promise.site], &promise.candidate);
-            let found: Vec<Trial> = round.par_iter().map(trial).collect();
-            work.forecast += found.len();
-            searched += found.iter().map(|trial| trial.forecast.events).sum::<u64>();
-            trials.extend(found);
-            best = self.best_refined(&mut trials, value, &mut work.events);
-        }
-        work.events += searched;
-        let best = best.ok_or_else(|| {
-            let rows = self.space.settings.batch_max;
-            PlanError::NoContext(format!(
-                "no batch up to {rows} rows finds memory for a context of {} tokens",
-                self.context_max()
-            ))
-        })?;
-        trials.sort_by(|one, other| {
-            compare((one.spend, one.seconds()), (other.spend, other.seconds()))
-                .then_with(|| one.candidate.cmp(&other.candidate))
-        });
-        if let Objective::Deadline { seconds } = objective
-            && best.seconds() > seconds
-        {
-            return Err(self.missed(seconds, &best));
-        }
-        Ok(Chosen { best, trials, work })
-    }
-
-    /// The best trial, forecast again until it is not rough.
-    fn best_refined(
-        &self,
-        trials: &mut [Trial],
-        value: impl Fn(&Trial) -> Value,
-        events: &mut u64,
-    ) -> Option<Trial> {
-        loop {
-            // Of equal ones, the first.
-            let best = trials.iter_mut().reduce(|best, trial| {
-                if compare(value(trial), value(best)).is_gt() { trial } else { best }
-            })?;
-            if !best.is_rough {
-                return Some(best.clone());
-            }
-            *best = self.refined(best);
-            *events += best.forecast.events;
-        }
-    }
-
-    /// Configurations that were not forecast and that no bound keeps from finishing within `seconds`.
-    fn open(&self, seconds: f64) -> usize {
-        let known = self.known.lock().expect("no panic with the lock");
-        let of = |site: &Site| {
-            let is_open = |candidate: &Candidate| {
-                !known.contains_key(candidate)
-                    && self.quick.seconds_least(site, candidate) <= seconds
-            };
-            self.candidates(site).iter().filter(|candidate| is_open(candidate)).count()
-        };
-        self.sites.iter().map(of).sum()
-    }
-
-    fn missed(&self, seconds: f64, fastest: &Trial) -> PlanError {
-        let (takes, allowed) = (time(fastest.seconds()), time(seconds));
-        let fastest = format!("the fastest found takes {takes}, and {allowed} are allowed");
-        PlanError::Deadline(match self.open(seconds) {
-            0 => format!(
-                "no configuration meets the deadline: {fastest}; a bound rules out all that were not forecast. \
-                 Allow more hours, or give the cluster more nodes"
-            ),
-            open => format!(
-                "no configuration that was forecast meets the deadline: {fastest}. This is not proven: {} \
-                 not forecast, because their estimates are slower, and no bound rules them out. Allow more hours, or \
-                 give the cluster more nodes; a cluster file with fewer nodes to choose from leaves fewer of them",
-                counted(open, "configuration") + if open == 1 { " was" } else { " were" }
-            ),
-        })
-    }
-}
-
-/// Whether a configuration that takes at least `seconds` and `spend` cannot be on the front, nor dominate what is on
-/// it: something found is as cheap and as fast, or cheaper and less than a step slower.
-fn is_covered(trials: &[Trial], seconds: f64, spend: f64) -> bool {
-    trials.iter().any(|found| {
-        (found.spend <= spend && found.seconds() <= seconds)
-            || (found.spend < spend && found.seconds() <= FRONT_STEP * seconds)
-    })
-}
-
-/// The front of job time against its cost: from the cheapest on, whatever is faster than all cheaper ones by
-/// [`FRONT_STEP`]; and `best`, which no other beats in both.
-pub fn front<'a>(trials: &'a [Trial], best: &'a Trial) -> Vec<&'a Trial> {
-    let mut listed: Vec<&Trial> = Vec::new();
-    let mut sorted: Vec<&Trial> = trials.iter().collect();
-    sorted
-        .sort_by(|one, other| compare((one.spend, one.seconds()), (other.spend, other.seconds())));
-    for trial in sorted {
-        if listed.last().is_none_or(|last| FRONT_STEP * trial.seconds() < last.seconds()) {
-            listed.push(trial);
-        }
-    }
-    if !listed.iter().any(|trial| trial.candidate == best.candidate) {
-        let place = listed.partition_point(|trial| trial.spend <= best.spend);
-        listed.insert(place, best);
-    }
-    listed
 }

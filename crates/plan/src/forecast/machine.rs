@@ -1,18 +1,22 @@
 //! The transport and the clock of a forecast: the real dispatcher and nodes over forecast kernels, links and cores.
 
+mod parcels;
+mod work;
+
 use super::cores::{Core, Turn};
-use super::network::{Network, Way};
+use super::network::Network;
 use super::processes::{Nodes, processes};
 use super::{Deployment, Forecast, Place};
 use crate::heap::{Heap, time_key, time_of};
 use crate::profile::Overheads;
 use crate::random::Random;
-use crate::trace::{Trace, TraceSpan};
+use crate::trace::Trace;
 use crate::workload::Length;
 use glinthawk_protocol::{
     Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Launch, NodeAddress,
-    OVERSUBSCRIPTION, Parcel, Prompt, ShardId, Stage, Started, Tier1Work,
+    OVERSUBSCRIPTION, Parcel, Prompt, ShardId, Started,
 };
+use parcels::Transit;
 
 /// After this many events, the rest of a job is assumed to continue at the same pace.
 const EVENTS_MAX: u64 = 200_000_000;
@@ -43,17 +47,6 @@ enum Event {
     Looks(usize),
     /// Such a process finished what it computed.
     Computed(usize),
-}
-
-/// A parcel under way.
-struct Transit {
-    to: NodeAddress,
-    parcel: Parcel<()>,
-    bytes: f64,
-    /// Messages of the real engine that it stands for.
-    count: f64,
-    way: Way,
-    to_core: usize,
 }
 
 /// A process: it computes one thing at a time.
@@ -247,114 +240,6 @@ impl<'a> Machine<'a> {
         matches!(self.deployment.place, Place::OneProcess { .. })
     }
 
-    /// The process that hosts a node; none is the dispatcher.
-    fn process_of(&self, node: NodeAddress) -> Option<usize> {
-        let Deployment { slices, tier2, local_lane, .. } = self.deployment;
-        let local = usize::from(*local_lane);
-        match node {
-            NodeAddress::Dispatcher => None,
-            _ if self.in_one_process() => Some(0),
-            NodeAddress::Tier1(slice) => Some(slice),
-            NodeAddress::Tier2(slice, lane) if (lane as usize) < local => Some(slice),
-            NodeAddress::Tier2(slice, lane) => {
-                Some(slices.len() + slice * tier2 + lane as usize - local)
-            }
-        }
-    }
-
-    /// Sends a parcel; one within a process is there at once.
-    fn send(&mut self, from: Option<usize>, to: NodeAddress, parcel: Parcel<()>) {
-        let rows = self.shard(parcel.step().shard).rows;
-        let receiver = self.process_of(to);
-        if from == receiver || self.in_one_process() {
-            if receiver.is_some() {
-                return self.handle(to, parcel);
-            }
-            // The dispatcher's own work takes time here too.
-            let work = self.dispatching(rows);
-            let way = Way::Near;
-            let transit = Transit { to, parcel, bytes: 0.0, count: 1.0, way, to_core: 0 };
-            let transit = self.transit(transit);
-            return self.urgent(0, work, After::Received(transit));
-        }
-        let way = Way::of(self.deployment, to, &parcel);
-        let count = match way {
-            Way::Tiers { slice, .. } => self.grains[slice],
-            _ => 1.0,
-        };
-        let bytes = count * way.bytes(&self.deployment.shape, rows);
-        match way {
-            Way::Tiers { back: true, .. } => self.forecast.tier2_bytes += bytes,
-            _ if from.is_some() => self.forecast.tier1_bytes += bytes,
-            _ => {}
-        }
-        let core_of = |machine: &Self, process: Option<usize>| match process {
-            Some(process) => machine.processes[process].core,
-            None => machine.dispatcher_core(),
-        };
-        let (from_core, to_core) = (core_of(self, from), core_of(self, receiver));
-        let overheads = self.deployment.tier1.overheads();
-        let seconds = count * overheads.message + overheads.byte * bytes;
-        let transit = self.transit(Transit { to, parcel, bytes, count, way, to_core });
-        self.urgent(from_core, seconds, After::Sent(transit));
-    }
-
-    fn dispatching(&self, rows: usize) -> f64 {
-        let overheads = self.deployment.tier1.overheads();
-        overheads.step + overheads.row * rows as f64
-    }
-
-    fn transit(&mut self, transit: Transit) -> usize {
-        let index = self.transits_free.pop().unwrap_or(self.transits.len());
-        if index == self.transits.len() {
-            self.transits.push(None);
-        }
-        self.transits[index] = Some(transit);
-        index
-    }
-
-    fn under_way(&self, index: usize) -> &Transit {
-        self.transits[index].as_ref().expect("a parcel under way")
-    }
-
-    fn sent(&mut self, index: usize) {
-        let &Transit { bytes, count, way, .. } = self.under_way(index);
-        let at = self.network.cross(self.deployment, way, self.now, bytes, count);
-        self.schedule(at, Event::Arrived(index));
-    }
-
-    /// A message waits until its receiver's core has woken or another process leaves it. The wait is usually short and
-    /// sometimes longer. If it always took the same time, identical nodes would stay in step for ever.
-    fn arrived(&mut self, index: usize) {
-        let overheads = self.deployment.tier1.overheads();
-        if overheads.wake == 0.0 && overheads.crowded == 0.0 {
-            return self.admitted(index);
-        }
-        let &Transit { to, to_core: core, count, .. } = self.under_way(index);
-        let receiver = self.process_of(to);
-        let others = self.processes.iter().enumerate().any(|(index, process)| {
-            process.core == core && Some(index) != receiver && process.work.is_some()
-        });
-        let mean = match (self.cores[core].is_idle(), others) {
-            (true, _) => count * overheads.wake,
-            (false, true) => count * overheads.crowded,
-            (false, false) => 0.0,
-        };
-        let wait = -mean * (1.0 - self.random.unit()).ln();
-        self.schedule(self.now + wait, Event::Admitted(index));
-    }
-
-    fn admitted(&mut self, index: usize) {
-        let Transit { parcel, bytes, count, to_core, .. } = self.under_way(index);
-        let overheads = self.deployment.tier1.overheads();
-        let mut seconds = count * overheads.message + overheads.byte * bytes;
-        let core = *to_core;
-        if let Parcel::Home(home) = parcel {
-            seconds += self.dispatching(home.tokens.len());
-        }
-        self.urgent(core, seconds, After::Received(index));
-    }
-
     fn handle(&mut self, to: NodeAddress, mut parcel: Parcel<()>) {
         let now = self.now;
         let shard = self.shard(parcel.step().shard);
@@ -419,119 +304,5 @@ impl<'a> Machine<'a> {
             }
         }
         seconds + kernels.attention(decoding, positions / f64::from(decoding.max(1) as u32))
-    }
-
-    /// Has a process with a machine to itself look for work, if it is not computing or about to.
-    fn call(&mut self, process: usize) {
-        let state = &mut self.processes[process];
-        if state.work.is_none() && !state.called {
-            state.called = true;
-            self.schedule(self.now, Event::Looks(process));
-        }
-    }
-
-    fn look(&mut self, process: usize) {
-        self.processes[process].called = false;
-        if let Some((work, seconds)) = self.next_work(process) {
-            self.processes[process].work = Some((work, self.now));
-            self.schedule(self.now + seconds, Event::Computed(process));
-        }
-    }
-
-    /// Wakes a process that has something to do.
-    fn wake(&mut self, process: usize) {
-        if self.apart {
-            return self.call(process);
-        }
-        let core = self.processes[process].core;
-        if self.cores[core].wake(self.now, process) {
-            self.foresee(core);
-        }
-    }
-
-    /// Gives a process that has its core its next work, or lets it sleep.
-    fn start(&mut self, process: usize) {
-        let core = self.processes[process].core;
-        let Some((work, seconds)) = self.next_work(process) else {
-            return self.cores[core].sleep();
-        };
-        self.processes[process].work = Some((work, self.now));
-        self.cores[core].compute(seconds, After::Computed(process));
-    }
-
-    /// The next work of a process and its seconds.
-    fn next_work(&mut self, process: usize) -> Option<(Started<()>, f64)> {
-        let nodes = &mut self.processes[process].nodes;
-        let slice = nodes.slice;
-        let Ok(work) = nodes.start();
-        let work = work?;
-        let seconds = match &work {
-            Started::Tier1(work) => {
-                for task in &work.tasks {
-                    self.forecast.queueing_seconds +=
-                        self.now - self.shard(task.launch.step.shard).ready[0];
-                }
-                let rows = work.rows();
-                self.forecast.tier1_batches += 1;
-                self.forecast.tier1_rows += rows as u64;
-                self.tier1_seconds(slice, work, rows)
-            }
-            Started::Tier2(work) => {
-                let Shard { attention, ready, .. } = *self.shard(work.attend.step.shard);
-                self.forecast.queueing_seconds += self.now - ready[1];
-                self.grains[slice] * attention
-            }
-        };
-        Some((work, seconds))
-    }
-
-    fn tier1_seconds(&self, slice: usize, work: &Tier1Work<()>, rows: usize) -> f64 {
-        let kernels = &self.deployment.tier1;
-        // Layers that this one also stands for lie half before its attention and half after.
-        let grain = self.grains[slice];
-        let more = if grain > 1.0 { (grain - 1.0) / 2.0 * kernels.fused(rows) } else { 0.0 };
-        match work.stage {
-            Stage::Enter => kernels.pre(rows) + more,
-            Stage::Middle(_) => grain * kernels.fused(rows),
-            Stage::Exit if slice + 1 < self.deployment.slices.len() => kernels.post(rows) + more,
-            Stage::Exit => {
-                let classify = match self.deployment.greedy {
-                    true => kernels.classify(work.samples()),
-                    false => kernels.logits(work.samples()),
-                };
-                kernels.post(rows) + more + classify
-            }
-        }
-    }
-
-    fn computed(&mut self, process: usize) {
-        let (work, started) = self.processes[process].work.take().expect("it was computing");
-        let slice = self.processes[process].nodes.slice;
-        let seconds = self.now - started;
-        match &work {
-            Started::Tier1(work) => {
-                self.forecast.tier1_seconds[slice] += seconds;
-                self.forecast.tier1_shard_seconds += seconds * work.tasks.len() as f64;
-                let shard = work.tasks[0].launch.step.shard;
-                self.record(TraceSpan::tier1(slice as u32), started, seconds, shard);
-            }
-            Started::Tier2(work) => {
-                let shard = work.attend.step.shard;
-                let worker = slice * self.deployment.lanes() + shard.lane as usize;
-                self.forecast.tier2_seconds[worker] += seconds;
-                self.record(TraceSpan::tier2(worker as u32), started, seconds, shard);
-            }
-        }
-        let mut outbox = Vec::new();
-        let Ok(()) = self.processes[process].nodes.finish(work, &mut outbox);
-        for outgoing in outbox {
-            self.send(Some(process), outgoing.to, outgoing.parcel);
-        }
-    }
-
-    fn record(&mut self, span: TraceSpan, started: f64, seconds: f64, shard: ShardId) {
-        if let Some(trace) = &mut self.trace {
-            trace.push(span, started, seconds, shard.flight, shard.lane);
-        }
     }
 }

@@ -1,0 +1,127 @@
+//! How parcels travel: the core that sends, the link, the wait for the receiver's core, the core that receives.
+
+use super::super::Deployment;
+use super::super::network::Way;
+use super::{After, Event, Machine};
+use glinthawk_protocol::{NodeAddress, Parcel};
+
+/// A parcel under way.
+pub(super) struct Transit {
+    pub(super) to: NodeAddress,
+    pub(super) parcel: Parcel<()>,
+    pub(super) bytes: f64,
+    /// Messages of the real engine that it stands for.
+    pub(super) count: f64,
+    pub(super) way: Way,
+    pub(super) to_core: usize,
+}
+
+impl Machine<'_> {
+    /// The process that hosts a node; none is the dispatcher.
+    pub(super) fn process_of(&self, node: NodeAddress) -> Option<usize> {
+        let Deployment { slices, tier2, local_lane, .. } = self.deployment;
+        let local = usize::from(*local_lane);
+        match node {
+            NodeAddress::Dispatcher => None,
+            _ if self.in_one_process() => Some(0),
+            NodeAddress::Tier1(slice) => Some(slice),
+            NodeAddress::Tier2(slice, lane) if (lane as usize) < local => Some(slice),
+            NodeAddress::Tier2(slice, lane) => {
+                Some(slices.len() + slice * tier2 + lane as usize - local)
+            }
+        }
+    }
+
+    /// Sends a parcel; one within a process is there at once.
+    pub(super) fn send(&mut self, from: Option<usize>, to: NodeAddress, parcel: Parcel<()>) {
+        let rows = self.shard(parcel.step().shard).rows;
+        let receiver = self.process_of(to);
+        if from == receiver || self.in_one_process() {
+            if receiver.is_some() {
+                return self.handle(to, parcel);
+            }
+            // The dispatcher's own work takes time here too.
+            let work = self.dispatching(rows);
+            let way = Way::Near;
+            let transit = Transit { to, parcel, bytes: 0.0, count: 1.0, way, to_core: 0 };
+            let transit = self.transit(transit);
+            return self.urgent(0, work, After::Received(transit));
+        }
+        let way = Way::of(self.deployment, to, &parcel);
+        let count = match way {
+            Way::Tiers { slice, .. } => self.grains[slice],
+            _ => 1.0,
+        };
+        let bytes = count * way.bytes(&self.deployment.shape, rows);
+        match way {
+            Way::Tiers { back: true, .. } => self.forecast.tier2_bytes += bytes,
+            _ if from.is_some() => self.forecast.tier1_bytes += bytes,
+            _ => {}
+        }
+        let core_of = |machine: &Self, process: Option<usize>| match process {
+            Some(process) => machine.processes[process].core,
+            None => machine.dispatcher_core(),
+        };
+        let (from_core, to_core) = (core_of(self, from), core_of(self, receiver));
+        let overheads = self.deployment.tier1.overheads();
+        let seconds = count * overheads.message + overheads.byte * bytes;
+        let transit = self.transit(Transit { to, parcel, bytes, count, way, to_core });
+        self.urgent(from_core, seconds, After::Sent(transit));
+    }
+
+    fn dispatching(&self, rows: usize) -> f64 {
+        let overheads = self.deployment.tier1.overheads();
+        overheads.step + overheads.row * rows as f64
+    }
+
+    fn transit(&mut self, transit: Transit) -> usize {
+        let index = self.transits_free.pop().unwrap_or(self.transits.len());
+        if index == self.transits.len() {
+            self.transits.push(None);
+        }
+        self.transits[index] = Some(transit);
+        index
+    }
+
+    fn under_way(&self, index: usize) -> &Transit {
+        self.transits[index].as_ref().expect("a parcel under way")
+    }
+
+    pub(super) fn sent(&mut self, index: usize) {
+        let &Transit { bytes, count, way, .. } = self.under_way(index);
+        let at = self.network.cross(self.deployment, way, self.now, bytes, count);
+        self.schedule(at, Event::Arrived(index));
+    }
+
+    /// A message waits until its receiver's core has woken or another process leaves it. The wait is usually short and
+    /// sometimes longer. If it always took the same time, identical nodes would stay in step for ever.
+    pub(super) fn arrived(&mut self, index: usize) {
+        let overheads = self.deployment.tier1.overheads();
+        if overheads.wake == 0.0 && overheads.crowded == 0.0 {
+            return self.admitted(index);
+        }
+        let &Transit { to, to_core: core, count, .. } = self.under_way(index);
+        let receiver = self.process_of(to);
+        let others = self.processes.iter().enumerate().any(|(index, process)| {
+            process.core == core && Some(index) != receiver && process.work.is_some()
+        });
+        let mean = match (self.cores[core].is_idle(), others) {
+            (true, _) => count * overheads.wake,
+            (false, true) => count * overheads.crowded,
+            (false, false) => 0.0,
+        };
+        let wait = -mean * (1.0 - self.random.unit()).ln();
+        self.schedule(self.now + wait, Event::Admitted(index));
+    }
+
+    pub(super) fn admitted(&mut self, index: usize) {
+        let Transit { parcel, bytes, count, to_core, .. } = self.under_way(index);
+        let overheads = self.deployment.tier1.overheads();
+        let mut seconds = count * overheads.message + overheads.byte * bytes;
+        let core = *to_core;
+        if let Parcel::Home(home) = parcel {
+            seconds += self.dispatching(home.tokens.len());
+        }
+        self.urgent(core, seconds, After::Received(index));
+    }
+}
