@@ -235,8 +235,8 @@ fn configuration(
         slices: even_slices(shape.layers, args.tier1 as usize).into_iter().map(slice).collect(),
         flights: args.flights() as usize,
         contexts,
-        hop: NetworkLink { rtt: 0.0, bandwidth: f64::INFINITY },
-        inter: NetworkLink { rtt: 2.0 * delay, bandwidth },
+        hop: NetworkLink { rtt_seconds: 0.0, bandwidth: f64::INFINITY },
+        inter: NetworkLink { rtt_seconds: 2.0 * delay, bandwidth },
         tier2_bandwidth: bandwidth,
         traffic: RowTraffic::ResidualHome,
         rules: Rules::Full,
@@ -267,10 +267,10 @@ fn deployment(
         greedy: !args.sampled,
         tier1: Arc::clone(tier1),
         tier2_kernels: Arc::clone(tier2),
-        delay: args.delay.unwrap_or_default().as_secs_f64(),
+        delay_seconds: args.delay.unwrap_or_default().as_secs_f64(),
         bandwidth: args.bandwidth.map_or(f64::INFINITY, |rate| rate as f64),
         port: f64::INFINITY,
-        hop: NetworkLink { rtt: 0.0, bandwidth: f64::INFINITY },
+        hop: NetworkLink { rtt_seconds: 0.0, bandwidth: f64::INFINITY },
         place: match args.cores {
             Some(cores) => Place::SharedCores(cores as usize),
             None if args.tier1 == 1 && args.tier2 == 0 => {

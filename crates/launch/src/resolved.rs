@@ -163,10 +163,10 @@ impl Resolved {
             greedy: true,
             tier1: Arc::clone(&kernels),
             tier2_kernels: kernels,
-            delay: link.delay.as_secs_f64(),
+            delay_seconds: link.delay.as_secs_f64(),
             bandwidth: link.bytes_per_second.map_or(f64::INFINITY, |rate| rate as f64),
             port: f64::INFINITY,
-            hop: NetworkLink { rtt: 0.0, bandwidth: f64::INFINITY },
+            hop: NetworkLink { rtt_seconds: 0.0, bandwidth: f64::INFINITY },
             place: match self.topology.is_one_process() {
                 true => Place::OneProcess { lanes: local_lanes },
                 false if processes >= cores => Place::SharedCores(cores),

@@ -2,8 +2,9 @@
 //! flights.
 //!
 //! Tier 1 merges the shards that are ready, so a batch may have any number of rows between a shard's and a flight's.
-//! Its time is at least `fixed + per_row · rows`. With `m` rows in a batch on average, a row costs a node at least
-//! `fixed / m + per_row`, and waits in it for at least `fixed + per_row · m`: large batches save work and take longer.
+//! Its time is at least `fixed_seconds + row_seconds · rows`. With `m` rows in a batch on average, a row costs a node at
+//! least `fixed_seconds / m + row_seconds`, and waits in it for at least `fixed_seconds + row_seconds · m`: large batches
+//! save work and take longer.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,25 +40,25 @@ impl Bottleneck {
     }
 }
 
-/// A line below a stage's time: `fixed + per_row · rows` seconds for any batch from `least` to `most` rows.
+/// A line below a stage's time: `fixed_seconds + row_seconds · rows` seconds for any batch from `least` to `most` rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Line {
-    pub fixed: f64,
-    pub per_row: f64,
+    pub fixed_seconds: f64,
+    pub row_seconds: f64,
 }
 
 impl Line {
     /// The line through the smallest batch that stays below `time`, which is linear between its `knots`.
     pub fn below(time: impl Fn(usize) -> f64, least: usize, most: usize, knots: &[usize]) -> Self {
         if least >= most {
-            return Self { fixed: time(most), per_row: 0.0 };
+            return Self { fixed_seconds: time(most), row_seconds: 0.0 };
         }
         let base = time(least);
         let inner = knots.iter().copied().filter(|&rows| least < rows && rows < most);
         let slopes = inner.chain([most]).map(|rows| (time(rows) - base) / (rows - least) as f64);
         let steepest = base / least as f64;
-        let per_row = slopes.fold(f64::INFINITY, f64::min).clamp(0.0, steepest);
-        Self { fixed: base - per_row * least as f64, per_row }
+        let row_seconds = slopes.fold(f64::INFINITY, f64::min).clamp(0.0, steepest);
+        Self { fixed_seconds: base - row_seconds * least as f64, row_seconds }
     }
 }
 
@@ -66,34 +67,38 @@ impl Line {
 pub(crate) struct Load {
     /// How many nodes.
     pub nodes: f64,
-    fixed: f64,
-    per_row: f64,
+    fixed_seconds: f64,
+    row_seconds: f64,
     roots: f64,
     /// Seconds of attention on the node itself for a row that attends there.
-    pub local: f64,
+    pub local_row_seconds: f64,
 }
 
 impl Load {
-    pub fn new(nodes: f64, local: f64) -> Self {
-        Self { nodes, local, ..Self::default() }
+    pub fn new(nodes: f64, local_row_seconds: f64) -> Self {
+        Self { nodes, local_row_seconds, ..Self::default() }
     }
 
     /// Adds `times` stages.
     pub fn add(&mut self, line: Line, times: f64) {
-        self.fixed += times * line.fixed;
-        self.per_row += times * line.per_row;
-        self.roots += times * (line.fixed * line.per_row).sqrt();
+        self.fixed_seconds += times * line.fixed_seconds;
+        self.row_seconds += times * line.row_seconds;
+        self.roots += times * (line.fixed_seconds * line.row_seconds).sqrt();
     }
 
     /// The fixed part that batches of `m` rows share. Stages may differ in their batches; Cauchy's inequality bounds
     /// what that saves.
     fn shared(&self) -> f64 {
-        if self.per_row == 0.0 { self.fixed } else { self.roots * self.roots / self.per_row }
+        if self.row_seconds == 0.0 {
+            self.fixed_seconds
+        } else {
+            self.roots * self.roots / self.row_seconds
+        }
     }
 
     /// The least seconds that a row costs the node.
-    fn seconds_per_row(&self, rows: f64) -> f64 {
-        self.shared() / rows + self.per_row
+    fn row_seconds_least(&self, rows: f64) -> f64 {
+        self.shared() / rows + self.row_seconds
     }
 }
 
@@ -102,7 +107,7 @@ impl Load {
 pub(crate) struct Local {
     pub rows: f64,
     /// Seconds of a step off Tier 1's queues, attention included.
-    pub step: f64,
+    pub step_seconds: f64,
 }
 
 /// Everything that limits a configuration.
@@ -115,18 +120,19 @@ pub(crate) struct Demand<'a> {
     pub flights: f64,
     pub loads: &'a [Load],
     /// The least seconds that a shard is away from Tier 1 in a step.
-    pub away: f64,
+    pub away_seconds: f64,
     /// The most rows per second that can reach Tier 2, and why.
     pub remote: Option<(f64, Bottleneck)>,
     pub local: Option<Local>,
     /// Seconds of a row on the busiest link between slices.
-    pub hop: f64,
+    pub hop_row_seconds: f64,
 }
 
 impl Demand<'_> {
     /// Rows per second that no run exceeds, and what sets the limit.
     pub fn limit(&self) -> (f64, Bottleneck) {
-        let hop = if self.hop > 0.0 { 1.0 / self.hop } else { f64::INFINITY };
+        let hop =
+            if self.hop_row_seconds > 0.0 { 1.0 / self.hop_row_seconds } else { f64::INFINITY };
         let local = self.local.map_or(0.0, |local| self.local_rate(local));
         let remote = self.remote.map(|(rate, what)| (rate + local, what));
         let mut limit = (self.compute(), Bottleneck::Tier1Compute);
@@ -140,21 +146,21 @@ impl Demand<'_> {
     }
 
     fn local_rate(&self, local: Local) -> f64 {
-        self.flights * local.rows / local.step
+        self.flights * local.rows / local.step_seconds
     }
 
     /// Assumes the largest batches everywhere; attention on Tier 1 takes time from the rest.
     fn compute(&self) -> f64 {
         let of = |load: &Load| {
-            let each = load.seconds_per_row(self.rows);
+            let each = load.row_seconds_least(self.rows);
             match (self.local, self.remote) {
                 // Local shards are away for no longer than the others and queue with them, so they make at
                 // least as many steps.
-                (Some(local), Some(_)) if local.step <= self.away => {
-                    1.0 / (each + load.local * local.rows / self.rows)
+                (Some(local), Some(_)) if local.step_seconds <= self.away_seconds => {
+                    1.0 / (each + load.local_row_seconds * local.rows / self.rows)
                 }
                 (Some(local), Some((remote, _))) if remote * each < 1.0 => {
-                    let left = (1.0 - remote * each) / (each + load.local);
+                    let left = (1.0 - remote * each) / (each + load.local_row_seconds);
                     remote + left.min(self.local_rate(local))
                 }
                 _ => 1.0 / each,
@@ -166,19 +172,19 @@ impl Demand<'_> {
     /// The rate, up to `most`, at which the available flights just cover a step.
     fn latency(&self, most: f64) -> f64 {
         let in_air = self.flights * self.rows;
-        if self.loads.iter().all(|load| load.per_row == 0.0) {
-            let step: f64 = self.loads.iter().map(|load| load.nodes * load.fixed).sum();
-            return in_air / (step + self.away);
+        if self.loads.iter().all(|load| load.row_seconds == 0.0) {
+            let step: f64 = self.loads.iter().map(|load| load.nodes * load.fixed_seconds).sum();
+            return in_air / (step + self.away_seconds);
         }
         let possible = |rate: f64| {
-            let mut step = self.away;
+            let mut step = self.away_seconds;
             for load in self.loads {
-                let spare = 1.0 / rate - load.per_row;
+                let spare = 1.0 / rate - load.row_seconds;
                 let batch = (load.shared() / spare).max(self.rows_least).min(self.rows);
                 if spare <= 0.0 {
                     return false;
                 }
-                step += load.nodes * (load.fixed + load.per_row * batch);
+                step += load.nodes * (load.fixed_seconds + load.row_seconds * batch);
             }
             step * rate <= in_air
         };
@@ -202,27 +208,29 @@ mod tests {
     fn a_line_stays_below_the_time_it_stands_for() {
         let time = |rows: usize| if rows < 20 { 5.0 } else { 5.0 + 0.5 * (rows as f64 - 20.0) };
         let line = Line::below(time, 10, 40, &[20]);
-        assert_eq!(line, Line { fixed: 5.0, per_row: 0.0 });
+        assert_eq!(line, Line { fixed_seconds: 5.0, row_seconds: 0.0 });
         let line = Line::below(|rows| 2.0 + 0.25 * rows as f64, 8, 64, &[]);
-        assert!((line.fixed - 2.0).abs() < 1e-12 && (line.per_row - 0.25).abs() < 1e-12);
+        assert!(
+            (line.fixed_seconds - 2.0).abs() < 1e-12 && (line.row_seconds - 0.25).abs() < 1e-12
+        );
         // Steeper than proportional: small batches are the cheapest, and the line goes through zero.
-        assert_eq!(Line::below(|rows| (rows * rows) as f64, 2, 8, &[4]).fixed, 0.0);
+        assert_eq!(Line::below(|rows| (rows * rows) as f64, 2, 8, &[4]).fixed_seconds, 0.0);
     }
 
     #[test]
     fn few_flights_cannot_have_both_large_batches_and_short_steps() {
         let mut load = Load::new(1.0, 0.0);
-        load.add(Line { fixed: 1.0, per_row: 0.01 }, 10.0);
+        load.add(Line { fixed_seconds: 1.0, row_seconds: 0.01 }, 10.0);
         let loads = [load];
         let demand = |flights| Demand {
             rows: 100.0,
             rows_least: 10.0,
             flights,
             loads: &loads,
-            away: 10.0,
+            away_seconds: 10.0,
             remote: None,
             local: None,
-            hop: 0.0,
+            hop_row_seconds: 0.0,
         };
         // 100 rows of one flight in batches of m: at most 100 / (10 + 10 + 0.1 m), and m / (10 + 0.1 m).
         let (rate, what) = demand(1.0).limit();

@@ -39,7 +39,7 @@ impl RowTraffic {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NetworkLink {
     /// Round-trip time in seconds.
-    pub rtt: f64,
+    pub rtt_seconds: f64,
     /// Bytes per second, each direction.
     pub bandwidth: f64,
 }
@@ -47,12 +47,12 @@ pub struct NetworkLink {
 impl NetworkLink {
     /// A link of `gbps` gigabits per second and `rtt_ms` milliseconds there and back.
     pub fn new(rtt_ms: f64, gbps: f64) -> Self {
-        Self { rtt: rtt_ms / 1e3, bandwidth: gbps * 1e9 / 8.0 }
+        Self { rtt_seconds: rtt_ms / 1e3, bandwidth: gbps * 1e9 / 8.0 }
     }
 
     /// Seconds for `bytes` one way: RTT/2 + bytes/BW.
     pub fn transit(&self, bytes: f64) -> f64 {
-        self.rtt / 2.0 + bytes / self.bandwidth
+        self.rtt_seconds / 2.0 + bytes / self.bandwidth
     }
 }
 
@@ -100,7 +100,8 @@ pub fn inter_tier_transit(
     link: &NetworkLink,
     rows: f64,
 ) -> f64 {
-    link.rtt + rows * (traffic.out_bytes(shape) + traffic.back_bytes(shape)) / link.bandwidth
+    link.rtt_seconds
+        + rows * (traffic.out_bytes(shape) + traffic.back_bytes(shape)) / link.bandwidth
 }
 
 /// The largest batch B ≤ `limit` with B · IF(B) ≤ `prompts`; 0 if not even one row fits.

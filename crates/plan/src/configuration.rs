@@ -49,10 +49,10 @@ impl Contexts {
     }
 
     /// Seconds of one layer's attention of `rows` rows on average.
-    pub fn attention(&self, kernels: &KernelTimes, rows: usize) -> f64 {
+    pub fn attention_seconds(&self, kernels: &KernelTimes, rows: usize) -> f64 {
         match self {
-            Self::Mixed(mixture) => mixture.attention(kernels, rows),
-            _ => kernels.attention(rows, self.mean()),
+            Self::Mixed(mixture) => mixture.attention_seconds(kernels, rows),
+            _ => kernels.attention_seconds(rows, self.mean()),
         }
     }
 }

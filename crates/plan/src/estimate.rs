@@ -17,7 +17,7 @@ impl Space {
         let layers = self.job.shape.layers as f64;
         // Local rows are a lane of their own, except if there is no other lane and under the paper's rules:
         // then they are inside the stage.
-        let local_attention = self.tier1.attention[candidate.local_rows];
+        let local_attention = self.tier1.attention_seconds[candidate.local_rows];
         let inside = if paper || single_tier { local_attention } else { 0.0 };
         let local_lane = !paper && !single_tier && candidate.local_rows > 0;
         let rows_least = match (paper || single_tier, local_lane) {
@@ -40,7 +40,7 @@ impl Space {
         let local = local_lane.then(|| {
             let step = network(candidate.local_rows as f64) + layers * local_attention;
             away = away.min(step);
-            Local { rows: candidate.local_rows as f64, step }
+            Local { rows: candidate.local_rows as f64, step_seconds: step }
         });
         let local_seconds = local.map_or(0.0, |local| local_attention / local.rows);
         let loads = self.loads(site, (rows_least, rows), inside, local_seconds);
@@ -49,10 +49,10 @@ impl Space {
             rows_least: rows_least as f64,
             flights: candidate.flights as f64,
             loads: &loads,
-            away,
+            away_seconds: away,
             remote,
             local,
-            hop,
+            hop_row_seconds: hop,
         };
         demand.limit()
     }
@@ -63,14 +63,14 @@ impl Space {
         let (link, nodes) = (&self.cluster.tier1.link, site.tier1 as f64);
         let hop = self.settings.traffic.hop_bytes(&self.job.shape) / link.bandwidth;
         match (self.settings.rules, single_tier) {
-            (Rules::Paper, true) => (hop, (nodes, nodes * link.rtt / 2.0)),
+            (Rules::Paper, true) => (hop, (nodes, nodes * link.rtt_seconds / 2.0)),
             (Rules::Listing, true) => {
                 let (layers, most) = (self.job.shape.layers as f64, site.slices[0] as f64);
-                (most * hop, (layers / most, layers * link.rtt / 2.0))
+                (most * hop, (layers / most, layers * link.rtt_seconds / 2.0))
             }
             (Rules::Paper | Rules::Listing, false) => (0.0, (0.0, 0.0)),
             (Rules::Full, _) if site.tier1 == 1 => (0.0, (0.0, 0.0)),
-            (Rules::Full, _) => (hop, (nodes - 1.0, nodes * link.rtt / 2.0)),
+            (Rules::Full, _) => (hop, (nodes - 1.0, nodes * link.rtt_seconds / 2.0)),
         }
     }
 
@@ -83,7 +83,7 @@ impl Space {
         let most = site.slices[0] as f64;
         let lanes = candidate.tier2 as f64;
         let shard = candidate.batch as f64;
-        let attend = self.tier2[candidate.pool].attention[candidate.batch];
+        let attend = self.tier2[candidate.pool].attention_seconds[candidate.batch];
         let (out, back) = (shard * traffic.out_bytes(shape), shard * traffic.back_bytes(shape));
         let mut limits = vec![
             (lanes * shard / (most * attend), Bottleneck::Tier2Compute),
@@ -103,7 +103,7 @@ impl Space {
             (out + back) / near.min(far)
         };
         let limit = limits.into_iter().min_by(|left, right| left.0.total_cmp(&right.0));
-        (limit.expect("there are limits"), transfer + self.cluster.inter.rtt + attend)
+        (limit.expect("there are limits"), transfer + self.cluster.inter.rtt_seconds + attend)
     }
 
     /// The work of nodes with the most layers, with fewer, and of the last one, which classifies.
@@ -111,14 +111,14 @@ impl Space {
         let paper = self.settings.rules.is_paper();
         let table = &self.tier1;
         let line = |time: &dyn Fn(usize) -> f64| Line::below(time, rows.0, rows.1, &table.knots);
-        let pre = line(&|rows| table.pre[rows] + inside);
-        let post = line(&|rows| table.post[rows]);
+        let pre = line(&|rows| table.pre_seconds[rows] + inside);
+        let post = line(&|rows| table.post_seconds[rows]);
         let fused = if paper {
-            line(&|rows| table.pre[rows] + table.post[rows] + inside)
+            line(&|rows| table.pre_seconds[rows] + table.post_seconds[rows] + inside)
         } else {
-            line(&|rows| table.fused[rows] + inside)
+            line(&|rows| table.fused_seconds[rows] + inside)
         };
-        let end = line(&|rows| table.post[rows] + table.classify[rows]);
+        let end = line(&|rows| table.post_seconds[rows] + table.classify_seconds[rows]);
         let load = |nodes: usize, layers: usize, last: bool| {
             let mut load = Load::new(nodes as f64, layers as f64 * local);
             if paper {

@@ -48,7 +48,7 @@ impl Roofline {
         }
     }
 
-    fn product(&self, rows: usize, parameters: f64) -> f64 {
+    fn product_seconds(&self, rows: usize, parameters: f64) -> f64 {
         if rows == 0 {
             return 0.0;
         }
@@ -56,14 +56,14 @@ impl Roofline {
         load + 2.0 * parameters * rows as f64 / self.matrix
     }
 
-    fn attention(&self, rows: usize, context: f64) -> f64 {
+    fn attention_seconds(&self, rows: usize, context: f64) -> f64 {
         let load = context * self.shape.context_bytes_per_layer() / self.context_bandwidth;
         let compute = self.shape.attention_flops(context) / self.vector;
         rows as f64 * load.max(compute)
     }
 
     /// The last `rows` rows of a prompt of `context` positions; each sees only what is before it.
-    fn prefill(&self, rows: usize, context: f64) -> f64 {
+    fn prefill_seconds(&self, rows: usize, context: f64) -> f64 {
         let load = context * self.shape.context_bytes_per_layer() / self.context_bandwidth;
         let seen = rows as f64 * (context - (rows as f64 - 1.0) / 2.0);
         load.max(self.shape.attention_flops(seen) / self.matrix.max(self.vector))
@@ -77,54 +77,58 @@ impl KernelTimes {
     }
 
     /// Seconds of the stage before attention for `rows` rows.
-    pub fn pre(&self, rows: usize) -> f64 {
+    pub fn pre_seconds(&self, rows: usize) -> f64 {
         match self {
             Self::Measured(profile) => interpolate(&profile.pre, rows),
-            Self::Analytic(roofline) => roofline.product(rows, roofline.shape.pre_parameters()),
+            Self::Analytic(roofline) => {
+                roofline.product_seconds(rows, roofline.shape.pre_parameters())
+            }
         }
     }
 
     /// Seconds of the stage after attention.
-    pub fn post(&self, rows: usize) -> f64 {
+    pub fn post_seconds(&self, rows: usize) -> f64 {
         match self {
             Self::Measured(profile) => interpolate(&profile.post, rows),
-            Self::Analytic(roofline) => roofline.product(rows, roofline.shape.post_parameters()),
+            Self::Analytic(roofline) => {
+                roofline.product_seconds(rows, roofline.shape.post_parameters())
+            }
         }
     }
 
     /// Seconds of a layer's post and the next layer's pre, fused.
-    pub fn fused(&self, rows: usize) -> f64 {
+    pub fn fused_seconds(&self, rows: usize) -> f64 {
         match self {
             Self::Measured(profile) => interpolate(&profile.fused, rows),
-            Self::Analytic(_) => self.pre(rows) + self.post(rows),
+            Self::Analytic(_) => self.pre_seconds(rows) + self.post_seconds(rows),
         }
     }
 
     /// Seconds of the final norm, classifier and sampling.
-    pub fn classify(&self, rows: usize) -> f64 {
+    pub fn classify_seconds(&self, rows: usize) -> f64 {
         match self {
             Self::Measured(profile) => interpolate(&profile.classify, rows),
             Self::Analytic(roofline) => {
-                roofline.product(rows, roofline.shape.classify_parameters())
+                roofline.product_seconds(rows, roofline.shape.classify_parameters())
             }
         }
     }
 
     /// Seconds of the final norm, classifier and a draw from all logits.
-    pub fn logits(&self, rows: usize) -> f64 {
+    pub fn logits_seconds(&self, rows: usize) -> f64 {
         match self {
             Self::Measured(profile) if !profile.logits.is_empty() => {
                 interpolate(&profile.logits, rows)
             }
-            _ => self.classify(rows),
+            _ => self.classify_seconds(rows),
         }
     }
 
     /// Seconds of one layer's attention for the last `rows` rows of one prompt of `context` positions.
-    pub fn prefill(&self, rows: usize, context: f64) -> f64 {
+    pub fn prefill_seconds(&self, rows: usize, context: f64) -> f64 {
         match self {
             Self::Measured(profile) => profile.prefill_seconds(rows, context),
-            Self::Analytic(roofline) => roofline.prefill(rows, context),
+            Self::Analytic(roofline) => roofline.prefill_seconds(rows, context),
         }
     }
 
@@ -137,10 +141,10 @@ impl KernelTimes {
     }
 
     /// Seconds of one layer's attention for `rows` rows over `context` positions each.
-    pub fn attention(&self, rows: usize, context: f64) -> f64 {
+    pub fn attention_seconds(&self, rows: usize, context: f64) -> f64 {
         match self {
             Self::Measured(profile) => profile.attention_seconds(rows, context),
-            Self::Analytic(roofline) => roofline.attention(rows, context),
+            Self::Analytic(roofline) => roofline.attention_seconds(rows, context),
         }
     }
 
@@ -185,11 +189,13 @@ mod tests {
             Efficiency { weights_bandwidth: 1.0, matrix: 1.0, context_bandwidth: 1.0, vector: 1.0 };
         let kernels = KernelTimes::analytic(&device, &shape);
         let (load, multiply) = (1_711_276_032.0 / 320e9, 1_711_276_032.0 / 65e12);
-        assert!((kernels.fused(1) - load - multiply).abs() < 1e-12);
-        assert!((kernels.fused(100) - load - 100.0 * multiply).abs() < 1e-12);
-        assert_eq!(kernels.fused(0), 0.0);
+        assert!((kernels.fused_seconds(1) - load - multiply).abs() < 1e-12);
+        assert!((kernels.fused_seconds(100) - load - 100.0 * multiply).abs() < 1e-12);
+        assert_eq!(kernels.fused_seconds(0), 0.0);
         // 2,048 positions are 8 MiB: at these peaks loading them takes longer than computing on them.
-        assert!((kernels.attention(1, 2048.0) - 8.0 * 1024.0 * 1024.0 / 320e9).abs() < 1e-12);
+        assert!(
+            (kernels.attention_seconds(1, 2048.0) - 8.0 * 1024.0 * 1024.0 / 320e9).abs() < 1e-12
+        );
     }
 
     #[test]
@@ -198,13 +204,17 @@ mod tests {
         let catalogue = Catalogue::built_in();
         for name in ["t4", "a100-40", "epyc-7v12-16"] {
             let kernels = KernelTimes::analytic(catalogue.get(name).expect("built in"), &shape);
-            let apart = kernels.attention(256, 2048.0 - 127.5);
-            let together = kernels.prefill(256, 2048.0);
+            let apart = kernels.attention_seconds(256, 2048.0 - 127.5);
+            let together = kernels.prefill_seconds(256, 2048.0);
             assert!(together < apart, "{name}: {together} against {apart}");
             // One row alone shares nothing with anybody, and loads what a generating row loads.
-            assert!(kernels.prefill(1, 2048.0) <= kernels.attention(1, 2048.0), "{name}");
+            assert!(
+                kernels.prefill_seconds(1, 2048.0) <= kernels.attention_seconds(1, 2048.0),
+                "{name}"
+            );
             // The whole prompt at once takes no more than in two halves: a half is loaded again.
-            let halves = kernels.prefill(128, 1920.0) + kernels.prefill(128, 2048.0);
+            let halves =
+                kernels.prefill_seconds(128, 1920.0) + kernels.prefill_seconds(128, 2048.0);
             assert!(together <= halves * (1.0 + 1e-9), "{name}: {together} against {halves}");
         }
     }

@@ -187,7 +187,7 @@ impl Plan {
             greedy: true,
             tier1: cluster.tier1.kernels.clone(),
             tier2_kernels: pool.kernels.clone(),
-            delay: cluster.inter.rtt / 2.0,
+            delay_seconds: cluster.inter.rtt_seconds / 2.0,
             bandwidth: pool.link.bandwidth,
             port: cluster.inter.bandwidth,
             hop: cluster.tier1.link,

@@ -28,7 +28,7 @@ pub(crate) struct StageTime {
     kernels: Arc<KernelTimes>,
     products: Products,
     /// Seconds of attention inside the stage.
-    attention: f64,
+    attention_seconds: f64,
 }
 
 impl StageTime {
@@ -36,13 +36,15 @@ impl StageTime {
     pub fn seconds(&self, rows: usize) -> f64 {
         let kernels = &self.kernels;
         let products = match self.products {
-            Products::Pre => kernels.pre(rows),
-            Products::Fused => kernels.fused(rows),
-            Products::Post => kernels.post(rows),
-            Products::PostAndClassify => kernels.post(rows) + kernels.classify(rows),
-            Products::PreAndPost => kernels.pre(rows) + kernels.post(rows),
+            Products::Pre => kernels.pre_seconds(rows),
+            Products::Fused => kernels.fused_seconds(rows),
+            Products::Post => kernels.post_seconds(rows),
+            Products::PostAndClassify => {
+                kernels.post_seconds(rows) + kernels.classify_seconds(rows)
+            }
+            Products::PreAndPost => kernels.pre_seconds(rows) + kernels.post_seconds(rows),
         };
-        products + self.attention
+        products + self.attention_seconds
     }
 }
 
@@ -56,9 +58,9 @@ pub(crate) struct Stage {
     /// Whether the rows then go to their attention workers.
     pub attends: bool,
     /// Seconds of a row on the link to the next node.
-    pub hop: f64,
+    pub hop_row_seconds: f64,
     /// Delay to the next node.
-    pub hop_delay: f64,
+    pub hop_delay_seconds: f64,
 }
 
 /// One position in every slice's list of attention workers.
@@ -74,22 +76,23 @@ pub(crate) struct Lane {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Way {
     /// On the Tier-1 node's outgoing link, which its lanes share.
-    pub send: f64,
+    pub send_seconds: f64,
     /// On the Tier-2 node's incoming link.
-    pub send_far: f64,
+    pub send_far_seconds: f64,
     /// Attention.
-    pub attend: f64,
+    pub attend_seconds: f64,
     /// Attention drawn from the workload; empty if every draw is `attend`.
-    pub samples: Vec<f64>,
+    pub attend_samples_seconds: Vec<f64>,
     /// On the Tier-1 node's incoming link, which its lanes share.
-    pub reply: f64,
+    pub reply_seconds: f64,
     /// On the Tier-2 node's outgoing link.
-    pub reply_far: f64,
+    pub reply_far_seconds: f64,
 }
 
 impl Way {
-    fn transfer(&self) -> f64 {
-        self.send.max(self.send_far) + self.reply.max(self.reply_far)
+    fn transfer_seconds(&self) -> f64 {
+        self.send_seconds.max(self.send_far_seconds)
+            + self.reply_seconds.max(self.reply_far_seconds)
     }
 }
 
@@ -107,7 +110,7 @@ pub(crate) struct Program {
     pub rows: usize,
     pub flights: usize,
     /// One-way delay between the tiers.
-    pub delay: f64,
+    pub delay_seconds: f64,
     /// Whether the dispatcher is given its prompts one by one, so that a shard's first step has one row.
     pub one_by_one: bool,
     pub jitter: f64,
@@ -130,7 +133,7 @@ impl Program {
             lanes,
             rows,
             flights: configuration.flights,
-            delay: configuration.inter.rtt / 2.0,
+            delay_seconds: configuration.inter.rtt_seconds / 2.0,
             one_by_one: configuration.rules == Rules::Full,
             jitter: configuration.disturbance.jitter,
             seed: configuration.seed,
@@ -150,21 +153,25 @@ impl Program {
     }
 
     /// The index of a time; slices with the same kernels share theirs.
-    fn time(&mut self, slice: &Slice, products: Products, attention: f64) -> u32 {
+    fn time(&mut self, slice: &Slice, products: Products, attention_seconds: f64) -> u32 {
         let same = |time: &StageTime| {
             Arc::ptr_eq(&time.kernels, &slice.tier1)
                 && time.products == products
-                && time.attention == attention
+                && time.attention_seconds == attention_seconds
         };
         let index = self.times.iter().position(same).unwrap_or_else(|| {
-            self.times.push(StageTime { kernels: slice.tier1.clone(), products, attention });
+            self.times.push(StageTime {
+                kernels: slice.tier1.clone(),
+                products,
+                attention_seconds,
+            });
             self.times.len() - 1
         });
         index as u32
     }
 
     fn push_paper_stages(&mut self, configuration: &Configuration, node: usize, slice: &Slice) {
-        let local = configuration.contexts.attention(&slice.tier1, slice.local_rows);
+        let local = configuration.contexts.attention_seconds(&slice.tier1, slice.local_rows);
         let single_tier = slice.is_single_tier();
         let hop_bytes = configuration.traffic.hop_bytes(&configuration.shape);
         let time = self.time(slice, Products::PreAndPost, local);
@@ -175,8 +182,8 @@ impl Program {
                 node: node as u32,
                 time,
                 attends: !single_tier,
-                hop: if hops { hop_bytes / configuration.hop.bandwidth } else { 0.0 },
-                hop_delay: if hops { configuration.hop.rtt / 2.0 } else { 0.0 },
+                hop_row_seconds: if hops { hop_bytes / configuration.hop.bandwidth } else { 0.0 },
+                hop_delay_seconds: if hops { configuration.hop.rtt_seconds / 2.0 } else { 0.0 },
             });
         }
     }
@@ -189,7 +196,7 @@ impl Program {
         let hop_bytes =
             if last_slice { 0.0 } else { configuration.traffic.hop_bytes(&configuration.shape) };
         let inside = if single_tier {
-            configuration.contexts.attention(&slice.tier1, slice.local_rows)
+            configuration.contexts.attention_seconds(&slice.tier1, slice.local_rows)
         } else {
             0.0
         };
@@ -205,8 +212,12 @@ impl Program {
                 node: node as u32,
                 time,
                 attends: !ends && !single_tier,
-                hop: if ends { hop_bytes / configuration.hop.bandwidth } else { 0.0 },
-                hop_delay: if ends && !alone { configuration.hop.rtt / 2.0 } else { 0.0 },
+                hop_row_seconds: if ends { hop_bytes / configuration.hop.bandwidth } else { 0.0 },
+                hop_delay_seconds: if ends && !alone {
+                    configuration.hop.rtt_seconds / 2.0
+                } else {
+                    0.0
+                },
             });
         }
     }
@@ -217,34 +228,41 @@ impl Program {
         let (shape, traffic) = (&configuration.shape, configuration.traffic);
         if configuration.rules.is_paper() || slice.is_single_tier() {
             let rows = slice.remote_rows() as f64;
-            let slowest =
-                slice.tier2.iter().map(|group| contexts.attention(&group.kernels, group.rows));
+            let slowest = slice
+                .tier2
+                .iter()
+                .map(|group| contexts.attention_seconds(&group.kernels, group.rows));
             self.ways.push(Way {
-                send: rows * traffic.out_bytes(shape) / near,
-                attend: slowest.fold(0.0, f64::max),
-                reply: rows * traffic.back_bytes(shape) / near,
+                send_seconds: rows * traffic.out_bytes(shape) / near,
+                attend_seconds: slowest.fold(0.0, f64::max),
+                reply_seconds: rows * traffic.back_bytes(shape) / near,
                 ..Way::default()
             });
             return;
         }
         if slice.local_rows > 0 {
-            let attend = contexts.attention(&slice.tier1, slice.local_rows);
-            self.ways.push(Way { attend, ..Way::default() });
+            let attend = contexts.attention_seconds(&slice.tier1, slice.local_rows);
+            self.ways.push(Way { attend_seconds: attend, ..Way::default() });
         }
         for group in slice.tier2.iter().filter(|group| group.rows > 0) {
             let out = traffic.out_bytes(shape) * group.rows as f64;
             let back = traffic.back_bytes(shape) * group.rows as f64;
-            let attend = contexts.attention(&group.kernels, group.rows);
+            let attend = contexts.attention_seconds(&group.kernels, group.rows);
             for _ in 0..group.nodes {
                 let worker = self.ways.len() as u64;
                 let slowdown = straggler_factor(configuration, worker);
                 self.ways.push(Way {
-                    send: out / near,
-                    send_far: out / far,
-                    attend: slowdown * attend,
-                    samples: sample_attention(configuration, group, worker, slowdown),
-                    reply: back / near,
-                    reply_far: back / far,
+                    send_seconds: out / near,
+                    send_far_seconds: out / far,
+                    attend_seconds: slowdown * attend,
+                    attend_samples_seconds: sample_attention(
+                        configuration,
+                        group,
+                        worker,
+                        slowdown,
+                    ),
+                    reply_seconds: back / near,
+                    reply_far_seconds: back / far,
                 });
             }
         }
@@ -252,7 +270,7 @@ impl Program {
 
     /// Whether every service takes exactly the time that the bound assumes.
     pub fn is_deterministic(&self) -> bool {
-        self.jitter == 0.0 && self.ways.iter().all(|way| way.samples.is_empty())
+        self.jitter == 0.0 && self.ways.iter().all(|way| way.attend_samples_seconds.is_empty())
     }
 
     /// The attention worker of a node's lane.
@@ -270,13 +288,17 @@ impl Program {
     }
 
     /// Seconds of a lane's step on links and in delays, if nothing waits.
-    fn network(&self, lane: usize, attends: &[f64]) -> f64 {
+    fn lane_network_seconds(&self, lane: usize, attends: &[f64]) -> f64 {
         let Lane { rows, local } = self.lanes[lane];
-        let hops: f64 =
-            self.stages.iter().map(|stage| stage.hop * rows as f64 + stage.hop_delay).sum();
+        let hops: f64 = self
+            .stages
+            .iter()
+            .map(|stage| stage.hop_row_seconds * rows as f64 + stage.hop_delay_seconds)
+            .sum();
         let ways = attends.iter().enumerate().filter(|_| !local);
-        let ways =
-            ways.map(|(node, times)| times * (self.way(node, lane).transfer() + 2.0 * self.delay));
+        let ways = ways.map(|(node, times)| {
+            times * (self.way(node, lane).transfer_seconds() + 2.0 * self.delay_seconds)
+        });
         hops + ways.sum::<f64>()
     }
 
@@ -284,7 +306,8 @@ impl Program {
     pub fn network_seconds(&self) -> f64 {
         let attends = self.attends();
         let lanes = self.lanes.iter().enumerate();
-        let seconds = lanes.map(|(lane, own)| own.rows as f64 * self.network(lane, &attends));
+        let seconds =
+            lanes.map(|(lane, own)| own.rows as f64 * self.lane_network_seconds(lane, &attends));
         seconds.sum::<f64>() / self.rows as f64
     }
 
@@ -302,18 +325,18 @@ impl Program {
             let attention: f64 = attends
                 .iter()
                 .enumerate()
-                .map(|(node, times)| times * self.way(node, lane).attend)
+                .map(|(node, times)| times * self.way(node, lane).attend_seconds)
                 .sum();
-            let step = self.network(lane, &attends) + attention;
+            let step = self.lane_network_seconds(lane, &attends) + attention;
             away = away.min(step);
             if own.local && attends.iter().any(|&times| times > 0.0) {
-                local = Some((lane, Local { rows: own.rows as f64, step }));
+                local = Some((lane, Local { rows: own.rows as f64, step_seconds: step }));
             }
         }
         let mut loads: Vec<Load> = (0..self.nodes)
             .map(|node| {
                 let attention = local.map_or(0.0, |(lane, local)| {
-                    attends[node] * self.way(node, lane).attend / local.rows
+                    attends[node] * self.way(node, lane).attend_seconds / local.rows
                 });
                 Load::new(1.0, attention)
             })
@@ -321,17 +344,17 @@ impl Program {
         let mut hops = vec![0.0; self.nodes];
         for stage in &self.stages {
             loads[stage.node as usize].add(lines[stage.time as usize], 1.0);
-            hops[stage.node as usize] += stage.hop;
+            hops[stage.node as usize] += stage.hop_row_seconds;
         }
         let demand = Demand {
             rows: self.rows as f64,
             rows_least: least as f64,
             flights: self.flights as f64,
             loads: &loads,
-            away,
+            away_seconds: away,
             remote: self.remote(&attends),
             local: local.map(|(_, local)| local),
-            hop: hops.into_iter().fold(0.0, f64::max),
+            hop_row_seconds: hops.into_iter().fold(0.0, f64::max),
         };
         demand.limit()
     }
@@ -360,9 +383,12 @@ impl Program {
             1.0 / attends.iter().enumerate().map(least).fold(0.0, f64::max)
         };
         let limits = [
-            (slowest(&|way| way.attend), Bottleneck::Tier2Compute),
-            (shared(&|way| way.send.max(way.reply)), Bottleneck::InterTierLink),
-            (slowest(&|way| way.send_far.max(way.reply_far)), Bottleneck::Tier2Link),
+            (slowest(&|way| way.attend_seconds), Bottleneck::Tier2Compute),
+            (shared(&|way| way.send_seconds.max(way.reply_seconds)), Bottleneck::InterTierLink),
+            (
+                slowest(&|way| way.send_far_seconds.max(way.reply_far_seconds)),
+                Bottleneck::Tier2Link,
+            ),
         ];
         limits.into_iter().min_by(|left, right| left.0.total_cmp(&right.0))
     }
@@ -402,6 +428,6 @@ fn sample_attention(
         (0..group.rows).map(|_| workload.draw_context(random)).sum::<f64>() / group.rows as f64
     };
     (0..SAMPLES)
-        .map(|_| slowdown * group.kernels.attention(group.rows, mean_of(&mut random)))
+        .map(|_| slowdown * group.kernels.attention_seconds(group.rows, mean_of(&mut random)))
         .collect()
 }

@@ -20,7 +20,7 @@ pub(crate) struct Quick<'a> {
     chunk: usize,
     /// Seconds of one layer's attention of the whole job on Tier 1, then on each kind of Tier-2 node; zero where
     /// nothing certain is known.
-    attention: Vec<f64>,
+    attention_seconds: Vec<f64>,
 }
 
 /// Attention workers of each slice.
@@ -31,8 +31,9 @@ pub(crate) fn lanes(candidate: &Candidate) -> usize {
 impl<'a> Quick<'a> {
     pub fn new(space: &'a Space, workload: &'a Workload, chunk: usize) -> Self {
         let pools = std::iter::once(&space.cluster.tier1).chain(&space.cluster.tier2);
-        let attention = pools.map(|pool| attention_least(&pool.kernels, workload, chunk)).collect();
-        Self { space, workload, chunk, attention }
+        let attention_seconds =
+            pools.map(|pool| attention_seconds_least(&pool.kernels, workload, chunk)).collect();
+        Self { space, workload, chunk, attention_seconds }
     }
 
     /// Prompts that the memory of a candidate's lane seats.
@@ -82,43 +83,45 @@ impl<'a> Quick<'a> {
         let rows = self.workload.rows();
         let layers = site.slices[0] as f64;
         let single_tier = candidate.tier2 == 0;
-        let [pre, fused, post] = table.least_per_row[lanes * candidate.batch];
-        let inside = if single_tier { layers * self.attention[0] } else { 0.0 };
+        let [pre, fused, post] = table.least_row_seconds[lanes * candidate.batch];
+        let inside = if single_tier { layers * self.attention_seconds[0] } else { 0.0 };
         let tier1 = rows * (pre + (layers - 1.0) * fused + post) + inside;
         let tier2 = match (single_tier, candidate.local_rows) {
-            (false, 0) => layers * self.attention[1 + candidate.pool] / lanes as f64,
+            (false, 0) => layers * self.attention_seconds[1 + candidate.pool] / lanes as f64,
             _ => 0.0,
         };
-        tier1.max(tier2).max(self.longest(site, candidate))
+        tier1.max(tier2).max(self.longest_seconds(site, candidate))
     }
 
     /// The longest prompt alone: its steps, each through all layers.
-    fn longest(&self, site: &Site, candidate: &Candidate) -> f64 {
+    fn longest_seconds(&self, site: &Site, candidate: &Candidate) -> f64 {
         let space = self.space;
-        let [pre, fused, post] = space.tier1.least;
+        let [pre, fused, post] = space.tier1.least_seconds;
         let (layers, slices) = (space.job.shape.layers as f64, site.tier1 as f64);
         let weights = slices * (pre + post) + (layers - slices) * fused;
         let remote = candidate.tier2 > 0 && candidate.local_rows == 0;
-        let between = if remote { layers * space.cluster.inter.rtt } else { 0.0 };
-        let hops = if site.tier1 > 1 { slices * space.cluster.tier1.link.rtt / 2.0 } else { 0.0 };
+        let between = if remote { layers * space.cluster.inter.rtt_seconds } else { 0.0 };
+        let hops =
+            if site.tier1 > 1 { slices * space.cluster.tier1.link.rtt_seconds / 2.0 } else { 0.0 };
         self.workload.steps_max(self.chunk) as f64 * (weights + between + hops)
     }
 }
 
 /// Seconds of one layer's attention of a whole job at least; zero where kernels were measured, because what they take
 /// in one batch says nothing certain about another.
-fn attention_least(kernels: &KernelTimes, workload: &Workload, chunk: usize) -> f64 {
+fn attention_seconds_least(kernels: &KernelTimes, workload: &Workload, chunk: usize) -> f64 {
     if let KernelTimes::Measured(_) = kernels {
         return 0.0;
     }
     let of = |length: &Length| {
         let whole = (1..=length.prompt / chunk).map(|count| (chunk, count * chunk));
         let rest = Some((length.prompt % chunk, length.prompt)).filter(|(rows, _)| *rows > 0);
-        let prefill = whole.chain(rest).map(|(rows, end)| kernels.prefill(rows, end as f64));
+        let prefill =
+            whole.chain(rest).map(|(rows, end)| kernels.prefill_seconds(rows, end as f64));
         let generating = (length.rows() - length.prompt) as f64;
         let positions = generating * (length.prompt + 1 + length.rows()) as f64 / 2.0;
         // Linear in positions, whoever attends to them.
-        prefill.sum::<f64>() + kernels.attention(1, positions)
+        prefill.sum::<f64>() + kernels.attention_seconds(1, positions)
     };
     workload.lengths().iter().map(of).sum()
 }
@@ -158,26 +161,26 @@ fn step_seconds(space: &Space, site: &Site, candidate: &Candidate, rows: usize) 
     let (shape, traffic, cluster) = (&space.job.shape, space.settings.traffic, &space.cluster);
     let (table, layers) = (&space.tier1, shape.layers as f64);
     let (slices, longest) = (site.tier1 as f64, site.slices[0] as f64);
-    let fused = table.fused[flight];
-    let ends = table.pre[flight] + table.post[flight] - fused;
-    let local = if candidate.local_rows > 0 { table.attention[shard] } else { 0.0 };
-    let classify = table.classify[shard.min(flight)];
+    let fused = table.fused_seconds[flight];
+    let ends = table.pre_seconds[flight] + table.post_seconds[flight] - fused;
+    let local = if candidate.local_rows > 0 { table.attention_seconds[shard] } else { 0.0 };
+    let classify = table.classify_seconds[shard.min(flight)];
     let tier1 = longest * (fused + local) + ends + classify;
     let mut away = layers * local;
     let mut busiest = tier1;
     if candidate.tier2 > 0 {
         let pool = &cluster.tier2[candidate.pool];
-        let attend = space.tier2[candidate.pool].attention[shard];
+        let attend = space.tier2[candidate.pool].attention_seconds[shard];
         let (out, back) = (traffic.out_bytes(shape), traffic.back_bytes(shape));
         let remote = (flight * candidate.tier2) as f64 / lanes as f64;
         let near = remote * out.max(back) / cluster.inter.bandwidth;
         let far = shard as f64 * out.max(back) / pool.link.bandwidth;
         busiest = busiest.max(longest * attend.max(near).max(far));
         let shard_near = shard as f64 * out.max(back) / cluster.inter.bandwidth;
-        away = away.max(layers * (attend + cluster.inter.rtt + 2.0 * far.max(shard_near)));
+        away = away.max(layers * (attend + cluster.inter.rtt_seconds + 2.0 * far.max(shard_near)));
     }
     let hop = flight as f64 * traffic.hop_bytes(shape) / cluster.tier1.link.bandwidth;
-    let hops = (slices - 1.0) * hop + slices * cluster.tier1.link.rtt / 2.0;
+    let hops = (slices - 1.0) * hop + slices * cluster.tier1.link.rtt_seconds / 2.0;
     let way =
         layers * fused + slices * ends + classify + away + if slices > 1.0 { hops } else { 0.0 };
     way.max(flights as f64 * busiest.max(hop))

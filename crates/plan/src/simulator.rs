@@ -56,7 +56,7 @@ struct Shard {
     step: u32,
     /// Its place among those that wait for Tier 1.
     ticket: u32,
-    began: u64,
+    began_ns: u64,
 }
 
 struct Machine<'a> {
@@ -66,11 +66,11 @@ struct Machine<'a> {
     first_stages: Vec<u32>,
     ways: Vec<WayNs>,
     /// Nanoseconds by (time of the program, rows); `u64::MAX` if not computed yet.
-    times: Vec<u64>,
-    delay: u64,
+    times_ns: Vec<u64>,
+    delay_ns: u64,
     /// Whether a reply's arrival is known when its attention starts: no other lane takes the link in between.
     foreseen: bool,
-    now: u64,
+    now_ns: u64,
     sequence: u32,
     /// Times in nanoseconds, sequence numbers and what happens, all in the keys.
     events: Heap<()>,
@@ -113,12 +113,12 @@ pub(crate) fn run(program: &Program, trace: Option<&mut Trace>) -> Outcome {
         if machine.one_by_one { STEPS_ONE_BY_ONE } else { (STEPS_SETTLING, 1) };
     let settling = STEPS_SETTLING_TOGETHER.div_ceil(shards).max(settling_least);
     machine.run_until((shards * settling) as u64);
-    let began = machine.now;
+    let began = machine.now_ns;
     machine.start_measuring();
     let least = if program.is_deterministic() { STEPS_MEASURED } else { STEPS_MEASURED_RANDOM };
     let measured = least.div_ceil(shards).max(measured_least);
     machine.run_until((shards * (settling + measured)) as u64);
-    machine.outcome((machine.now - began) as f64 * 1e-9)
+    machine.outcome((machine.now_ns - began) as f64 * 1e-9)
 }
 
 impl<'a> Machine<'a> {
@@ -134,11 +134,11 @@ impl<'a> Machine<'a> {
         }
         let stages = stages.into_iter().max().expect("there is a slice");
         let ways = program.ways.iter().map(|way| WayNs {
-            send: nanoseconds(way.send),
-            send_far: nanoseconds(way.send_far),
-            attend: nanoseconds(way.attend),
-            reply: nanoseconds(way.reply),
-            reply_far: nanoseconds(way.reply_far),
+            send: nanoseconds(way.send_seconds),
+            send_far: nanoseconds(way.send_far_seconds),
+            attend: nanoseconds(way.attend_seconds),
+            reply: nanoseconds(way.reply_seconds),
+            reply_far: nanoseconds(way.reply_far_seconds),
         });
         let ways: Vec<WayNs> = ways.collect();
         let mut class_rows: Vec<usize> = program.lanes.iter().map(|lane| lane.rows).collect();
@@ -154,9 +154,9 @@ impl<'a> Machine<'a> {
             first_stages,
             foreseen: lanes == 1 || ways.iter().all(|way| way.reply == 0),
             ways,
-            times: vec![u64::MAX; program.times.len() * (program.rows + 1)],
-            delay: nanoseconds(program.delay),
-            now: 0,
+            times_ns: vec![u64::MAX; program.times.len() * (program.rows + 1)],
+            delay_ns: nanoseconds(program.delay_seconds),
+            now_ns: 0,
             sequence: 0,
             events: Heap::default(),
             handled: 0,
@@ -187,14 +187,14 @@ impl<'a> Machine<'a> {
             let next = self.events.first();
             // Everything that happens at one moment is taken in before a node starts, so that batches
             // are larger.
-            if !self.called.is_empty() && next.is_none_or(|key| time_of(key) > self.now) {
+            if !self.called.is_empty() && next.is_none_or(|key| time_of(key) > self.now_ns) {
                 while let Some(node) = self.called.pop() {
                     self.start_tier1(node);
                 }
                 continue;
             }
             let (key, ()) = self.events.pop().expect("a shard is always on its way");
-            self.now = time_of(key);
+            self.now_ns = time_of(key);
             self.handled += 1;
             let what = key as u32;
             let index = what >> event::BITS;
@@ -208,10 +208,10 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn schedule(&mut self, at: u64, kind: u32, index: u32) {
+    fn schedule(&mut self, at_ns: u64, kind: u32, index: u32) {
         self.sequence = self.sequence.wrapping_add(1);
         let what = (index << event::BITS) | kind;
-        self.events.push(key(at, (u64::from(self.sequence) << 32) | u64::from(what)), ());
+        self.events.push(key(at_ns, (u64::from(self.sequence) << 32) | u64::from(what)), ());
     }
 
     fn jittered(&mut self, ns: u64) -> u64 {
@@ -251,41 +251,41 @@ impl<'a> Machine<'a> {
 
     fn advance(&mut self, shard: u32) {
         let stage = self.stage(shard);
-        let mut at = self.now;
-        if stage.hop > 0.0 || stage.hop_delay > 0.0 {
+        let mut at_ns = self.now_ns;
+        if stage.hop_row_seconds > 0.0 || stage.hop_delay_seconds > 0.0 {
             let rows = self.class_rows[self.class(shard)] as f64;
-            let free = &mut self.tier1[stage.node as usize].hop_free;
-            *free = (*free).max(self.now) + nanoseconds(stage.hop * rows);
-            at = *free + nanoseconds(stage.hop_delay);
+            let free = &mut self.tier1[stage.node as usize].hop_free_ns;
+            *free = (*free).max(self.now_ns) + nanoseconds(stage.hop_row_seconds * rows);
+            at_ns = *free + nanoseconds(stage.hop_delay_seconds);
         }
-        self.move_on(shard, at);
+        self.move_on(shard, at_ns);
     }
 
-    /// The shard turns to its next stage at time `at`; after the last one a step is complete.
-    fn move_on(&mut self, shard: u32, at: u64) {
+    /// The shard turns to its next stage at `at_ns`; after the last one a step is complete.
+    fn move_on(&mut self, shard: u32, at_ns: u64) {
         let lane = self.lane(shard);
         let state = &mut self.shards[shard as usize];
         state.stage += 1;
         if state.stage as usize == self.program.stages.len() {
             let (steps, ns) = &mut self.tally.steps[lane];
             *steps += 1;
-            *ns += at - state.began;
-            (state.stage, state.began) = (0, at);
+            *ns += at_ns - state.began_ns;
+            (state.stage, state.began_ns) = (0, at_ns);
             state.step += 1;
             self.steps += 1;
         }
-        if at > self.now {
-            self.schedule(at, event::READY, shard);
+        if at_ns > self.now_ns {
+            self.schedule(at_ns, event::READY, shard);
         } else {
             self.wait_for_tier1(shard);
         }
     }
 
-    fn record(&mut self, span: TraceSpan, start: u64, shard: u32, ns: u64) {
+    fn record(&mut self, span: TraceSpan, start_ns: u64, shard: u32, ns: u64) {
         if let Some(trace) = &mut self.trace {
             let stage = self.shards[shard as usize].stage;
             let flight = shard / self.lanes as u32;
-            trace.push(span, start as f64 * 1e-9, ns as f64 * 1e-9, flight, stage);
+            trace.push(span, start_ns as f64 * 1e-9, ns as f64 * 1e-9, flight, stage);
         }
     }
 }

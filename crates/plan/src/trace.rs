@@ -30,7 +30,7 @@ impl TraceSpan {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     span: TraceSpan,
-    start: f64,
+    start_seconds: f64,
     seconds: f64,
     flight: u32,
     stage: u32,
@@ -46,13 +46,13 @@ impl Trace {
     pub(crate) fn push(
         &mut self,
         span: TraceSpan,
-        start: f64,
+        start_seconds: f64,
         seconds: f64,
         flight: u32,
         stage: u32,
     ) {
         if self.entries.len() < SPANS_MAX {
-            self.entries.push(Entry { span, start, seconds, flight, stage });
+            self.entries.push(Entry { span, start_seconds, seconds, flight, stage });
         }
     }
 
@@ -71,11 +71,11 @@ impl Trace {
         let mut text = String::from("[\n");
         for (index, entry) in self.entries.iter().enumerate() {
             let comma = if index == 0 { "" } else { ",\n" };
-            let Entry { span, start, seconds, flight, stage } = entry;
+            let Entry { span, start_seconds, seconds, flight, stage } = entry;
             write!(
                 text,
                 "{comma}{{\"name\":\"{} f{flight} s{stage}\",\"cat\":\"{}\",\"ph\":\"X\",\"pid\":{},\"tid\":{},\"ts\":{:.3},\"dur\":{:.3}}}",
-                span.name, span.name, span.tier, span.node, start * 1e6, seconds * 1e6
+                span.name, span.name, span.tier, span.node, start_seconds * 1e6, seconds * 1e6
             )
             .expect("writing to a string does not fail");
         }

@@ -63,12 +63,12 @@ impl Mixture {
     }
 
     /// Seconds of one layer's attention of `rows` rows; a part of a row takes that part of its time.
-    pub fn attention(&self, kernels: &KernelTimes, rows: usize) -> f64 {
+    pub fn attention_seconds(&self, kernels: &KernelTimes, rows: usize) -> f64 {
         let generating = rows as f64 * (1.0 - self.prefill_share);
         let (low, part) = (generating.floor(), generating.fract());
-        let at = |rows: f64| kernels.attention(rows as usize, self.context);
+        let at = |rows: f64| kernels.attention_seconds(rows as usize, self.context);
         let chunks = rows as f64 * self.prefill_share / self.chunk_rows;
-        let chunk = kernels.prefill(self.chunk_rows.round() as usize, self.chunk_context);
+        let chunk = kernels.prefill_seconds(self.chunk_rows.round() as usize, self.chunk_context);
         at(low) * (1.0 - part) + at(low + 1.0) * part + chunks * chunk
     }
 }

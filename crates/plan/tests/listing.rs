@@ -97,10 +97,10 @@ fn the_event_loop_agrees_with_the_listing() {
         };
         let (rows, traffic) = (configuration.rows(), configuration.traffic);
         let delays = [
-            tier1.pre(rows) + tier1.post(rows),
+            tier1.pre_seconds(rows) + tier1.post_seconds(rows),
             rows as f64 * traffic.out_bytes(&shape) / 1e9,
             rtt_ms / 2e3,
-            cpu.attention(batch, 2048.0),
+            cpu.attention_seconds(batch, 2048.0),
             rows as f64 * traffic.back_bytes(&shape) / 1e9,
             rtt_ms / 2e3,
         ];
@@ -142,9 +142,11 @@ fn a_single_tier_that_sends_after_every_layer_agrees_with_the_listing() {
             disturbance: Disturbance::default(),
             seed: 0,
         };
-        let compute = kernels.pre(rows) + kernels.post(rows) + kernels.attention(rows, 2048.0);
+        let compute = kernels.pre_seconds(rows)
+            + kernels.post_seconds(rows)
+            + kernels.attention_seconds(rows, 2048.0);
         let transfer = rows as f64 * RowTraffic::StateObject.hop_bytes(&shape) / hop.bandwidth;
-        let generated = listing(&slices, &[compute, transfer, hop.rtt / 2.0], flights, 40);
+        let generated = listing(&slices, &[compute, transfer, hop.rtt_seconds / 2.0], flights, 40);
         let between = (generated[39] - generated[19]) / 20.0;
         let listed = (rows * flights) as f64 / between;
         let ours = simulate(&configuration).tokens_per_second;

@@ -30,18 +30,18 @@ impl Costs for Planned<'_> {
     fn tier1_ns(&mut self, slice: usize, stage: Stage, rows: usize) -> u64 {
         let kernels = &self.0.slices[slice].tier1;
         Self::ns(match stage {
-            Stage::Enter => kernels.pre(rows),
-            Stage::Middle(_) => kernels.fused(rows),
+            Stage::Enter => kernels.pre_seconds(rows),
+            Stage::Middle(_) => kernels.fused_seconds(rows),
             Stage::Exit if slice + 1 == self.0.slices.len() => {
-                kernels.post(rows) + kernels.classify(rows)
+                kernels.post_seconds(rows) + kernels.classify_seconds(rows)
             }
-            Stage::Exit => kernels.post(rows),
+            Stage::Exit => kernels.post_seconds(rows),
         })
     }
 
     fn tier2_ns(&mut self, slice: usize, _lane: u32, rows: &[Row]) -> u64 {
         let kernels = &self.0.slices[slice].tier2[0].kernels;
-        Self::ns(kernels.attention(rows.len(), self.0.contexts.mean()))
+        Self::ns(kernels.attention_seconds(rows.len(), self.0.contexts.mean()))
     }
 
     fn link_ns(&mut self, link: virtual_time::Wire, rows: usize) -> (u64, u64) {
@@ -50,15 +50,15 @@ impl Costs for Planned<'_> {
         let (occupied, latency) = match link {
             virtual_time::Wire::Launch => (0.0, 0.0),
             virtual_time::Wire::Home if self.0.slices.len() == 1 => (0.0, 0.0),
-            virtual_time::Wire::Home => (0.0, hop.rtt / 2.0),
+            virtual_time::Wire::Home => (0.0, hop.rtt_seconds / 2.0),
             virtual_time::Wire::Hop(_) => {
-                (rows * traffic.hop_bytes(shape) / hop.bandwidth, hop.rtt / 2.0)
+                (rows * traffic.hop_bytes(shape) / hop.bandwidth, hop.rtt_seconds / 2.0)
             }
             virtual_time::Wire::Out(..) => {
-                (rows * traffic.out_bytes(shape) / tier2_bandwidth, inter.rtt / 2.0)
+                (rows * traffic.out_bytes(shape) / tier2_bandwidth, inter.rtt_seconds / 2.0)
             }
             virtual_time::Wire::Back(..) => {
-                (rows * traffic.back_bytes(shape) / tier2_bandwidth, inter.rtt / 2.0)
+                (rows * traffic.back_bytes(shape) / tier2_bandwidth, inter.rtt_seconds / 2.0)
             }
         };
         (Self::ns(occupied), Self::ns(latency))

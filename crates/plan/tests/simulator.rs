@@ -59,10 +59,11 @@ fn close(left: f64, right: f64, tolerance: f64) {
 fn one_flight_on_one_node_takes_its_kernels_time() {
     let configuration = configuration(1, 0, 8, 1, Rules::Full);
     let kernels = &configuration.slices[0].tier1;
-    let layer = kernels.pre(8) + kernels.post(8) + kernels.attention(8, 2048.0);
+    let layer =
+        kernels.pre_seconds(8) + kernels.post_seconds(8) + kernels.attention_seconds(8, 2048.0);
     let report = simulate(&configuration);
-    close(report.tokens_per_second, 8.0 / (80.0 * layer + kernels.classify(8)), 1e-6);
-    close(report.time_per_token.total(), 80.0 * layer + kernels.classify(8), 1e-6);
+    close(report.tokens_per_second, 8.0 / (80.0 * layer + kernels.classify_seconds(8)), 1e-6);
+    close(report.time_per_token.total(), 80.0 * layer + kernels.classify_seconds(8), 1e-6);
     close(report.tier1_busy[0], 1.0, 1e-6);
 }
 
@@ -71,10 +72,11 @@ fn one_flight_in_two_tiers_waits_for_every_leg() {
     let configuration = configuration(2, 1, 30, 1, Rules::Full);
     let (shape, slice) = (&configuration.shape, &configuration.slices[0]);
     let (rows, traffic) = (30.0, configuration.traffic);
-    let attention = slice.tier2[0].kernels.attention(30, 2048.0);
+    let attention = slice.tier2[0].kernels.attention_seconds(30, 2048.0);
     let legs =
         rows * (traffic.out_bytes(shape) + traffic.back_bytes(shape)) / 1e9 + 2e-3 + attention;
-    let weights = 80.0 * (slice.tier1.pre(30) + slice.tier1.post(30)) + slice.tier1.classify(30);
+    let weights = 80.0 * (slice.tier1.pre_seconds(30) + slice.tier1.post_seconds(30))
+        + slice.tier1.classify_seconds(30);
     let hops = rows * traffic.hop_bytes(shape) / 1e9 + 2e-3;
     close(simulate(&configuration).time_per_token.total(), weights + 80.0 * legs + hops, 1e-6);
 }
@@ -128,7 +130,7 @@ fn a_slow_lane_holds_up_nobody_else() {
     assert_eq!((report.rows, report.tier2_busy.len()), (120, 8));
     let passes = |lane: usize| {
         let group = &configuration.slices[0].tier2[lane];
-        report.tier2_busy[lane] / (26.0 * group.kernels.attention(group.rows, 2048.0))
+        report.tier2_busy[lane] / (26.0 * group.kernels.attention_seconds(group.rows, 2048.0))
     };
     assert!(passes(1) > 1.1 * passes(0), "{} against {}", passes(1), passes(0));
 }

@@ -35,7 +35,7 @@ fn tensor(testbed: &Testbed, single: &Experiment) -> Layout {
     let link = NetworkLink::new(RTT_MS, 8.0);
     let bytes = (rows * testbed.shape.hidden * testbed.shape.value_bytes) as f64;
     let exchange = link.transit(bytes);
-    let compute = (t4.fused(rows) + t4.attention(rows, LONGEST)) / shards as f64;
+    let compute = (t4.fused_seconds(rows) + t4.attention_seconds(rows, LONGEST)) / shards as f64;
     let layers = (testbed.shape.layers / stages) as f64;
     let stage = layers * (compute + 2.0 * exchange) + exchange;
     Layout {

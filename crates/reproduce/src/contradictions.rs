@@ -105,7 +105,7 @@ fn pending(testbed: &Testbed) -> Vec<String> {
     let per_layer = run.in_air() / Anchors::CPU_BOUND / layers;
     // Attention bounds the throughput, so a node attends to a batch in the time that a batch takes to come by.
     let attention = run.rows as f64 / Anchors::CPU_BOUND / (layers / run.tier1 as f64);
-    let products = testbed.kernels("t4").fused(run.rows);
+    let products = testbed.kernels("t4").fused_seconds(run.rows);
     vec![
         "sec:eval_e2e, over half of the time per token pending “in all these cases”".to_owned(),
         format!(

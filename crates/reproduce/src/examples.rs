@@ -90,7 +90,7 @@ pub(crate) fn worked_examples() -> Section {
 
 /// Rows per second of a T4's products at a batch, over those at batch 1.
 pub(crate) fn gain(t4: &KernelTimes, rows: usize) -> f64 {
-    rows as f64 / t4.fused(rows) * t4.fused(1)
+    rows as f64 / t4.fused_seconds(rows) * t4.fused_seconds(1)
 }
 
 /// fig:llama2-70b-profile and t_c,min.
@@ -98,14 +98,14 @@ pub(crate) fn kernel_times(testbed: &Testbed) -> Section {
     let (t4, shape) = (testbed.kernels("t4"), &testbed.shape);
     // The output projection is the smallest of a layer's four products: D × D.
     let part = (shape.hidden * shape.query_width * shape.value_bytes) as f64 / shape.layer_bytes();
-    let smallest = part * t4.fused(1);
+    let smallest = part * t4.fused_seconds(1);
     // What the rate approaches when loading the weights no longer counts.
-    let limit = t4.fused(1) / (t4.fused(2) - t4.fused(1));
+    let limit = t4.fused_seconds(1) / (t4.fused_seconds(2) - t4.fused_seconds(1));
     let share = |rows: usize| gain(&t4, rows) / limit;
     let row = |&rows: &usize| {
         vec![
             rows.to_string(),
-            format!("{:.1} ms", t4.fused(rows) * 1e3),
+            format!("{:.1} ms", t4.fused_seconds(rows) * 1e3),
             format!("{:.0}×", gain(&t4, rows)),
             format!("{:.0}%", 100.0 * share(rows)),
         ]
@@ -125,7 +125,7 @@ pub(crate) fn kernel_times(testbed: &Testbed) -> Section {
             Comparison::new(
                 "t_c, one layer at batch 1",
                 Anchors::LAYER_SECONDS * 1e3,
-                t4.fused(1) * 1e3,
+                t4.fused_seconds(1) * 1e3,
                 1,
                 " ms",
                 Standing::Anchor,
@@ -163,10 +163,10 @@ pub(crate) fn tier2_overhead(testbed: &Testbed) -> Section {
     let mut rows = Vec::new();
     for (nodes, batch, paper) in OVERHEADS {
         let all = nodes * batch;
-        let attention = cpu.attention(batch, LONGEST);
+        let attention = cpu.attention_seconds(batch, LONGEST);
         let transit =
             inter_tier_transit(&testbed.shape, RowTraffic::StateObject, &link, all as f64);
-        let compute = tier1.fused(all);
+        let compute = tier1.fused_seconds(all);
         let ours = flights_two_tier(attention, transit, compute) as f64;
         let what = format!("IF_gh at K' = {nodes}, B = {batch}");
         let standing = Standing::HeldOut(Test::Flights);

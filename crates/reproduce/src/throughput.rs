@@ -30,8 +30,8 @@ impl EndToEnd {
 /// Flights over K (t_c1 + t_n + t_c2) / max(t_c1, t_c2), the fewest that keep the busiest resource busy.
 fn spare_flights(testbed: &Testbed, name: &str) -> f64 {
     let run = testbed.experiment(name);
-    let products = testbed.kernels("t4").fused(run.rows);
-    let attention = testbed.kernels(CPU).attention(run.batch, LONGEST);
+    let products = testbed.kernels("t4").fused_seconds(run.rows);
+    let attention = testbed.kernels(CPU).attention_seconds(run.batch, LONGEST);
     let link = NetworkLink::new(RTT_MS, 8.0);
     let transit =
         inter_tier_transit(&testbed.shape, RowTraffic::StateObject, &link, run.rows as f64);

@@ -214,7 +214,7 @@ fn longer_of_both(testbed: &Testbed) -> Section {
     let multiply = 1.0 / (Anchors::T4_BOUND * layers);
     let rows = other.rows as f64;
     let longer = rows / layers / Anchors::LAYER_SECONDS.max(rows * multiply);
-    let sum = rows / layers / testbed.kernels("t4").fused(other.rows);
+    let sum = rows / layers / testbed.kernels("t4").fused_seconds(other.rows);
     Section {
         title: "Loading and multiplying at the same time",
         notes: vec![format!(

@@ -62,8 +62,8 @@ struct Promise {
     site: usize,
     candidate: Candidate,
     cost: f64,
-    estimate: f64,
-    least: f64,
+    estimate_seconds: f64,
+    least_seconds: f64,
 }
 
 impl Choice<'_> {
@@ -72,13 +72,13 @@ impl Choice<'_> {
         let of = |(site, nodes): (usize, &Site)| {
             let cost = self.prices.cost(nodes.tier1, nodes.tier2, nodes.pool);
             let promise = |candidate: Candidate| {
-                let estimate = self.quick.seconds(nodes, &candidate);
-                let least = self.quick.seconds_least(nodes, &candidate);
-                Promise { site, candidate, cost, estimate, least }
+                let estimate_seconds = self.quick.seconds(nodes, &candidate);
+                let least_seconds = self.quick.seconds_least(nodes, &candidate);
+                Promise { site, candidate, cost, estimate_seconds, least_seconds }
             };
             let mut all: Vec<Promise> = self.candidates(nodes).into_iter().map(promise).collect();
             let count = all.len();
-            all.sort_by(|one, other| one.estimate.total_cmp(&other.estimate));
+            all.sort_by(|one, other| one.estimate_seconds.total_cmp(&other.estimate_seconds));
             all.truncate(per_site);
             (all, count)
         };
@@ -90,18 +90,19 @@ impl Choice<'_> {
     /// The order of forecasts: the best by the objective, then whatever comes nearest to the front of the estimates.
     fn ordered(&self, objective: Objective, mut promises: Vec<Promise>) -> Vec<Promise> {
         let unit = self.prices.unit;
-        let spend = |promise: &Promise| unit.spend(promise.cost, promise.estimate);
+        let spend = |promise: &Promise| unit.spend(promise.cost, promise.estimate_seconds);
         promises.sort_by(|one, other| {
-            let key = |promise: &Promise| (spend(promise), promise.estimate);
+            let key = |promise: &Promise| (spend(promise), promise.estimate_seconds);
             compare(key(one), key(other)).then_with(|| one.candidate.cmp(&other.candidate))
         });
         let mut fastest = f64::INFINITY;
         let mut ranked: Vec<(f64, Promise)> = Vec::with_capacity(promises.len());
         for promise in promises {
-            fastest = fastest.min(promise.estimate);
-            ranked.push((promise.estimate / fastest, promise));
+            fastest = fastest.min(promise.estimate_seconds);
+            ranked.push((promise.estimate_seconds / fastest, promise));
         }
-        let value = |promise: &Promise| objective.value(unit, promise.estimate, promise.cost);
+        let value =
+            |promise: &Promise| objective.value(unit, promise.estimate_seconds, promise.cost);
         ranked.sort_by(|(_, one), (_, other)| compare(value(other), value(one)));
         let rest = ranked.split_off(FIRST.min(ranked.len()));
         let mut rest: Vec<_> = rest.into_iter().collect();
@@ -135,11 +136,11 @@ impl Choice<'_> {
                 && (round.is_empty() || events < (limits.events / 4) as f64)
                 && let Some(promise) = promises.next()
             {
-                let at_best = objective.value(unit, promise.least, promise.cost);
+                let at_best = objective.value(unit, promise.least_seconds, promise.cost);
                 let beaten =
                     best.as_ref().is_some_and(|best| compare(at_best, value(best)).is_le());
-                let spend = unit.spend(promise.cost, promise.least);
-                if prune && beaten && is_covered(&trials, promise.least, spend) {
+                let spend = unit.spend(promise.cost, promise.least_seconds);
+                if prune && beaten && is_covered(&trials, promise.least_seconds, spend) {
                     work.bounded += 1;
                 } else {
                     events += self.quick.events(&self.sites[promise.site], &promise.candidate);

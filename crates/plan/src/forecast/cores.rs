@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 /// How much more of a core a process may have had than one that waits for it.
-const SLICE: f64 = 3e-3;
+const SLICE_SECONDS: f64 = 3e-3;
 
 /// Something that occupies a core for some seconds of its time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,12 +42,12 @@ pub(super) struct Core<T> {
     /// The first one has the core, the others wait for it.
     runners: Vec<Runner<T>>,
     /// Seconds of the core that each process has had, or is taken to have had.
-    used: Vec<f64>,
+    used_seconds: Vec<f64>,
     /// The core time that a waking process is assumed to have had: the highest value so far of the minimum among
     /// awake processes.
-    floor: f64,
+    floor_seconds: f64,
     /// Up to when the tasks' time is accounted for.
-    now: f64,
+    now_seconds: f64,
     /// Counts changes: a turn that was foreseen before the last change is void.
     pub version: u64,
 }
@@ -57,9 +57,9 @@ impl<T: Copy> Core<T> {
         Self {
             urgent: VecDeque::new(),
             runners: Vec::new(),
-            used: vec![0.0; processes],
-            floor: 0.0,
-            now: 0.0,
+            used_seconds: vec![0.0; processes],
+            floor_seconds: 0.0,
+            now_seconds: 0.0,
             version: 0,
         }
     }
@@ -74,20 +74,20 @@ impl<T: Copy> Core<T> {
         self.urgent.len() + self.runners.len()
     }
 
-    pub fn add_urgent(&mut self, now: f64, seconds: f64, then: T) {
-        self.advance(now);
+    pub fn add_urgent(&mut self, now_seconds: f64, seconds: f64, then: T) {
+        self.advance(now_seconds);
         self.urgent.push_back(Task { seconds_left: seconds, then });
     }
 
     /// Wakes a process; `false` if it is awake. Sleep neither earns nor costs core time.
-    pub fn wake(&mut self, now: f64, process: usize) -> bool {
+    pub fn wake(&mut self, now_seconds: f64, process: usize) -> bool {
         if self.runners.iter().any(|runner| runner.process == process) {
             return false;
         }
-        self.advance(now);
-        self.used[process] = self.floor;
-        let first = self.runners.first().map(|runner| self.used[runner.process]);
-        let goes_first = first.is_none_or(|first| self.used[process] <= first);
+        self.advance(now_seconds);
+        self.used_seconds[process] = self.floor_seconds;
+        let first = self.runners.first().map(|runner| self.used_seconds[runner.process]);
+        let goes_first = first.is_none_or(|first| self.used_seconds[process] <= first);
         let place = if goes_first { 0 } else { self.runners.len() };
         self.runners.insert(place, Runner { process, task: None });
         true
@@ -109,16 +109,16 @@ impl<T: Copy> Core<T> {
     /// When something happens next if nothing is added before.
     pub fn next_turn(&self) -> Option<f64> {
         if let Some(task) = self.urgent.front() {
-            return Some(self.now + task.seconds_left);
+            return Some(self.now_seconds + task.seconds_left);
         }
         let runner = self.runners.first()?;
         let end = runner.task.map_or(0.0, |task| task.seconds_left);
-        Some(self.now + self.slice_left().map_or(end, |slice| slice.min(end)))
+        Some(self.now_seconds + self.slice_left().map_or(end, |slice| slice.min(end)))
     }
 
     /// What happens now that was foreseen.
-    pub fn turn(&mut self, now: f64) -> Turn<T> {
-        self.advance(now);
+    pub fn turn(&mut self, now_seconds: f64) -> Turn<T> {
+        self.advance(now_seconds);
         if let Some(task) = self.urgent.pop_front() {
             return Turn::Ended(task.then);
         }
@@ -135,28 +135,31 @@ impl<T: Copy> Core<T> {
     /// Seconds after which another process gets the core, if one waits.
     fn slice_left(&self) -> Option<f64> {
         let (first, others) = self.runners.split_first()?;
-        let least = others.iter().map(|runner| self.used[runner.process]).reduce(f64::min)?;
-        Some((least + SLICE - self.used[first.process]).max(0.0))
+        let least =
+            others.iter().map(|runner| self.used_seconds[runner.process]).reduce(f64::min)?;
+        Some((least + SLICE_SECONDS - self.used_seconds[first.process]).max(0.0))
     }
 
     fn give_to_least(&mut self) {
-        let used = |index: &usize| self.used[self.runners[*index].process];
+        let used = |index: &usize| self.used_seconds[self.runners[*index].process];
         let least = (0..self.runners.len()).min_by(|one, other| used(one).total_cmp(&used(other)));
         if let Some(least) = least {
             self.runners.swap(0, least);
         }
     }
 
-    fn advance(&mut self, now: f64) {
-        let elapsed = now - self.now;
-        (self.now, self.version) = (now, self.version + 1);
+    fn advance(&mut self, now_seconds: f64) {
+        let elapsed = now_seconds - self.now_seconds;
+        (self.now_seconds, self.version) = (now_seconds, self.version + 1);
         if let Some(task) = self.urgent.front_mut() {
             task.seconds_left = (task.seconds_left - elapsed).max(0.0);
         } else if let Some(Runner { process, task: Some(task) }) = self.runners.first_mut() {
             task.seconds_left = (task.seconds_left - elapsed).max(0.0);
-            self.used[*process] += elapsed;
-            let least = self.runners.iter().map(|runner| self.used[runner.process]);
-            self.floor = least.reduce(f64::min).map_or(self.floor, |least| self.floor.max(least));
+            self.used_seconds[*process] += elapsed;
+            let least = self.runners.iter().map(|runner| self.used_seconds[runner.process]);
+            self.floor_seconds = least
+                .reduce(f64::min)
+                .map_or(self.floor_seconds, |least| self.floor_seconds.max(least));
         }
     }
 }

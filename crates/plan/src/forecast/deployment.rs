@@ -53,7 +53,7 @@ pub struct Deployment {
     /// Kernels of Tier 2.
     pub tier2_kernels: Arc<KernelTimes>,
     /// Delay between the tiers, one way, in seconds.
-    pub delay: f64,
+    pub delay_seconds: f64,
     /// Bytes per second between a Tier-1 and a Tier-2 node, each direction; infinite if nothing limits it.
     pub bandwidth: f64,
     /// Bytes per second between a Tier-1 node and all its Tier-2 nodes together, each direction.

@@ -64,10 +64,10 @@ struct Process {
 struct Shard {
     rows: usize,
     /// Seconds of one layer's attention.
-    attention: f64,
-    launched: Option<f64>,
+    attention_seconds: f64,
+    launched_seconds: Option<f64>,
     /// When it became ready where it is: for weights, for attention.
-    ready: [f64; 2],
+    ready_seconds: [f64; 2],
 }
 
 pub(super) struct Machine<'a> {
@@ -75,7 +75,7 @@ pub(super) struct Machine<'a> {
     /// Whether every process has its machine to itself and messages cost nothing but their way: no core is shared,
     /// and none needs to be simulated.
     apart: bool,
-    now: f64,
+    now_seconds: f64,
     sequence: u64,
     events: Heap<Event>,
     transits: Vec<Option<Transit>>,
@@ -120,7 +120,7 @@ impl<'a> Machine<'a> {
             deployment,
             apart: deployment.place == Place::OwnMachines
                 && deployment.tier1.overheads() == Overheads::default(),
-            now: 0.0,
+            now_seconds: 0.0,
             sequence: 0,
             events: Heap::default(),
             transits: Vec::new(),
@@ -155,11 +155,11 @@ impl<'a> Machine<'a> {
         self.feed();
         let mut handled = 0;
         while let Some((key, event)) = self.events.pop() {
-            self.now = time_of(key);
+            self.now_seconds = time_of(key);
             handled += 1;
             match event {
                 Event::Core { core, version } if self.cores[core].version == version => {
-                    match self.cores[core].turn(self.now) {
+                    match self.cores[core].turn(self.now_seconds) {
                         Turn::Ended(after) => self.after(after),
                         Turn::Looks(process) => self.start(process),
                         Turn::Switched => {}
@@ -182,14 +182,14 @@ impl<'a> Machine<'a> {
         let stats = self.dispatcher.stats();
         self.forecast.rows_done = stats.rows_computed - stats.rows_recomputed;
         self.forecast.preemptions = stats.preemptions;
-        self.forecast.seconds = self.now;
+        self.forecast.seconds = self.now_seconds;
         self.forecast.events = handled;
         self.forecast
     }
 
-    fn schedule(&mut self, at: f64, event: Event) {
+    fn schedule(&mut self, at_seconds: f64, event: Event) {
         self.sequence += 1;
-        self.events.push(time_key(at, self.sequence), event);
+        self.events.push(time_key(at_seconds, self.sequence), event);
     }
 
     /// Schedules a core's next turn.
@@ -210,7 +210,7 @@ impl<'a> Machine<'a> {
         if seconds == 0.0 {
             return self.after(after);
         }
-        self.cores[core].add_urgent(self.now, seconds, after);
+        self.cores[core].add_urgent(self.now_seconds, seconds, after);
         self.foresee(core);
     }
 
@@ -241,15 +241,15 @@ impl<'a> Machine<'a> {
     }
 
     fn handle(&mut self, to: NodeAddress, mut parcel: Parcel<()>) {
-        let now = self.now;
+        let now = self.now_seconds;
         let shard = self.shard(parcel.step().shard);
         match &mut parcel {
             // Its page tables are not needed, and entering every row on every layer would take most of the time.
-            Parcel::Attend(attend, ()) => (shard.ready[1], attend.rows) = (now, Vec::new()),
-            _ => shard.ready[0] = now,
+            Parcel::Attend(attend, ()) => (shard.ready_seconds[1], attend.rows) = (now, Vec::new()),
+            _ => shard.ready_seconds[0] = now,
         }
         if let Parcel::Home(home) = parcel {
-            if let Some(launched) = shard.launched.take() {
+            if let Some(launched) = shard.launched_seconds.take() {
                 self.forecast.steps += 1;
                 self.forecast.step_seconds += now - launched;
             }
@@ -268,13 +268,13 @@ impl<'a> Machine<'a> {
             let (tokens, tokens_max) = (vec![0; length.prompt], length.output as u32);
             let prompt = Prompt { tokens, tokens_max, ..Prompt::default() };
             // A prompt that is too long gets an error line and takes no time.
-            _ = self.dispatcher.submit(prompt, (self.now * 1e9) as u64);
+            _ = self.dispatcher.submit(prompt, (self.now_seconds * 1e9) as u64);
         }
         self.launch();
     }
 
     fn dispatch(&mut self, event: DispatcherEvent) {
-        self.dispatcher.on(event, (self.now * 1e9) as u64, &mut Vec::new());
+        self.dispatcher.on(event, (self.now_seconds * 1e9) as u64, &mut Vec::new());
     }
 
     fn launch(&mut self) {
@@ -282,9 +282,15 @@ impl<'a> Machine<'a> {
         self.dispatcher.fill(&mut actions);
         for action in actions {
             if let DispatcherAction::Launch(launch) = action {
-                let (attention, launched) = (self.attention_seconds(&launch), Some(self.now));
+                let (attention_seconds, launched_seconds) =
+                    (self.attention_seconds(&launch), Some(self.now_seconds));
                 let shard = self.shard(launch.step.shard);
-                *shard = Shard { rows: launch.rows.len(), attention, launched, ..Shard::default() };
+                *shard = Shard {
+                    rows: launch.rows.len(),
+                    attention_seconds,
+                    launched_seconds,
+                    ..Shard::default()
+                };
                 self.send(None, NodeAddress::Tier1(0), Parcel::Launch(launch, ()));
             }
         }
@@ -300,9 +306,9 @@ impl<'a> Machine<'a> {
             if rows.len() == 1 {
                 (decoding, positions) = (decoding + 1, positions + context);
             } else {
-                seconds += kernels.prefill(rows.len(), context);
+                seconds += kernels.prefill_seconds(rows.len(), context);
             }
         }
-        seconds + kernels.attention(decoding, positions / f64::from(decoding.max(1) as u32))
+        seconds + kernels.attention_seconds(decoding, positions / f64::from(decoding.max(1) as u32))
     }
 }

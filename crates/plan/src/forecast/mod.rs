@@ -168,10 +168,10 @@ mod tests {
             greedy: true,
             tier1: Arc::clone(&kernels),
             tier2_kernels: kernels,
-            delay: 0.0,
+            delay_seconds: 0.0,
             bandwidth: f64::INFINITY,
             port: f64::INFINITY,
-            hop: NetworkLink { rtt: 0.0, bandwidth: f64::INFINITY },
+            hop: NetworkLink { rtt_seconds: 0.0, bandwidth: f64::INFINITY },
             place,
         }
     }
@@ -186,14 +186,16 @@ mod tests {
         let deployment = deployment(0, Place::OneProcess { lanes: 1 });
         let kernels = &deployment.tier1;
         let step = |rows: usize, attention: f64| {
-            kernels.pre(rows)
-                + 3.0 * kernels.fused(rows)
-                + kernels.post(rows)
-                + kernels.classify(1)
+            kernels.pre_seconds(rows)
+                + 3.0 * kernels.fused_seconds(rows)
+                + kernels.post_seconds(rows)
+                + kernels.classify_seconds(1)
                 + 4.0 * attention
         };
-        let expected = step(6, kernels.prefill(6, 6.0))
-            + (7..9).map(|context| step(1, kernels.attention(1, f64::from(context)))).sum::<f64>();
+        let expected = step(6, kernels.prefill_seconds(6, 6.0))
+            + (7..9)
+                .map(|context| step(1, kernels.attention_seconds(1, f64::from(context))))
+                .sum::<f64>();
         let got = seconds(&deployment, 1, 6, 3);
         assert!((got / expected - 1.0).abs() < 1e-9, "{got} against {expected}");
     }
@@ -201,7 +203,7 @@ mod tests {
     #[test]
     fn delay_adds_two_ways_for_each_layer_and_step() {
         let near = deployment(1, Place::OwnMachines);
-        let far = Deployment { delay: 0.01, ..near.clone() };
+        let far = Deployment { delay_seconds: 0.01, ..near.clone() };
         // One token in and five out: five steps of four layers.
         let added = seconds(&far, 1, 1, 5) - seconds(&near, 1, 1, 5);
         assert!((added - 5.0 * 4.0 * 0.02).abs() < 1e-9, "{added}");
@@ -232,7 +234,8 @@ mod tests {
     #[test]
     fn hops_between_slices_take_their_time() {
         let near = Deployment { slices: vec![2, 2], ..deployment(1, Place::OwnMachines) };
-        let far = Deployment { hop: NetworkLink { rtt: 0.1, bandwidth: 1e6 }, ..near.clone() };
+        let far =
+            Deployment { hop: NetworkLink { rtt_seconds: 0.1, bandwidth: 1e6 }, ..near.clone() };
         // Five steps, each with one hop of a row and one way home.
         let bytes = 76.0 + crate::RowTraffic::ResidualHome.hop_bytes(&near.shape);
         let added = seconds(&far, 1, 1, 5) - seconds(&near, 1, 1, 5);
@@ -246,7 +249,7 @@ mod tests {
         let workload = Workload::new("mixed", lengths.collect()).expect("valid");
         let base = deployment(3, Place::OwnMachines);
         let shape = Shape { layers: 24, ..base.shape.clone() };
-        let base = Deployment { shape, delay: 1e-3, ..base };
+        let base = Deployment { shape, delay_seconds: 1e-3, ..base };
         for (slices, flights, local_lane, tier2) in [
             (vec![24], 1, false, 3),
             (vec![24], 4, false, 3),
@@ -256,7 +259,7 @@ mod tests {
             (vec![8, 8, 8], 3, true, 0),
             (vec![8, 8, 8], 12, true, 1),
         ] {
-            let hop = NetworkLink { rtt: 1e-3, bandwidth: 1e8 };
+            let hop = NetworkLink { rtt_seconds: 1e-3, bandwidth: 1e8 };
             let one = Deployment {
                 slices: slices.clone(),
                 flights,

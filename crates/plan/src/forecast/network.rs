@@ -52,17 +52,20 @@ impl Way {
 /// When everything that messages cross is free.
 pub(super) struct Network {
     /// Each attention worker's link, out and back; (slice, lane), row-major.
-    links: Vec<[f64; 2]>,
+    links_free_seconds: Vec<[f64; 2]>,
     /// Each Tier-1 node's port to Tier 2, out and back.
-    ports: Vec<[f64; 2]>,
+    ports_free_seconds: Vec<[f64; 2]>,
     /// Each slice's link to the next.
-    hops: Vec<f64>,
+    hops_free_seconds: Vec<f64>,
 }
 
 impl Network {
     pub fn new(slices: usize, lanes: usize) -> Self {
-        let (links, ports) = (vec![[0.0; 2]; slices * lanes], vec![[0.0; 2]; slices]);
-        Self { links, ports, hops: vec![0.0; slices] }
+        Self {
+            links_free_seconds: vec![[0.0; 2]; slices * lanes],
+            ports_free_seconds: vec![[0.0; 2]; slices],
+            hops_free_seconds: vec![0.0; slices],
+        }
     }
 
     /// When what leaves now arrives: `bytes` bytes, in `count` messages one after another.
@@ -70,27 +73,27 @@ impl Network {
         &mut self,
         deployment: &Deployment,
         way: Way,
-        now: f64,
+        now_seconds: f64,
         bytes: f64,
         count: f64,
     ) -> f64 {
-        let Deployment { delay, bandwidth, port, hop, .. } = deployment;
+        let Deployment { delay_seconds, bandwidth, port, hop, .. } = deployment;
         match way {
-            Way::Near => now,
-            Way::Home => now + hop.rtt / 2.0,
+            Way::Near => now_seconds,
+            Way::Home => now_seconds + hop.rtt_seconds / 2.0,
             Way::Hop { slice } => {
-                let free = &mut self.hops[slice];
-                *free = free.max(now) + bytes / hop.bandwidth;
-                *free + hop.rtt / 2.0
+                let free = &mut self.hops_free_seconds[slice];
+                *free = free.max(now_seconds) + bytes / hop.bandwidth;
+                *free + hop.rtt_seconds / 2.0
             }
             // What leaves one end arrives at the other at once: the slower end decides.
             Way::Tiers { slice, worker, back } => {
-                let near = &mut self.ports[slice][usize::from(back)];
-                let far = &mut self.links[worker][usize::from(back)];
-                let begins = if back { far.max(now) } else { near.max(now) };
+                let near = &mut self.ports_free_seconds[slice][usize::from(back)];
+                let far = &mut self.links_free_seconds[worker][usize::from(back)];
+                let begins = if back { far.max(now_seconds) } else { near.max(now_seconds) };
                 *near = near.max(begins) + bytes / port;
                 *far = far.max(begins) + bytes / bandwidth;
-                near.max(*far) + count * delay
+                near.max(*far) + count * delay_seconds
             }
         }
     }

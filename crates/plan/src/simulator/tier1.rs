@@ -10,10 +10,10 @@ pub(super) struct Tier1 {
     pub(super) called: bool,
     pub(super) batch: Vec<u32>,
     pub(super) busy_ns: u64,
-    pub(super) out_free: u64,
+    pub(super) out_free_ns: u64,
     pub(super) out_ns: u64,
-    pub(super) back_free: u64,
-    pub(super) hop_free: u64,
+    pub(super) back_free_ns: u64,
+    pub(super) hop_free_ns: u64,
 }
 
 impl Machine<'_> {
@@ -45,12 +45,12 @@ impl Machine<'_> {
         let stage = self.first_stages[node as usize] + deepest as u32;
         let ns = self.stage_ns(stage, rows);
         let ns = self.jittered(ns);
-        self.record(TraceSpan::tier1(node), self.now, batch[0], ns);
+        self.record(TraceSpan::tier1(node), self.now_ns, batch[0], ns);
         self.tally.tier1_ns += ns * batch.len() as u64;
         let state = &mut self.tier1[node as usize];
         (state.busy, state.batch) = (true, batch);
         state.busy_ns += ns;
-        self.schedule(self.now + ns, event::COMPUTED, node);
+        self.schedule(self.now_ns + ns, event::COMPUTED, node);
     }
 
     /// The deepest stage of a node that shards wait for.
@@ -88,7 +88,7 @@ impl Machine<'_> {
 
     fn stage_ns(&mut self, stage: u32, rows: usize) -> u64 {
         let time = self.program.stages[stage as usize].time as usize;
-        let known = &mut self.times[time * (self.program.rows + 1) + rows];
+        let known = &mut self.times_ns[time * (self.program.rows + 1) + rows];
         if *known == u64::MAX {
             *known = nanoseconds(self.program.times[time].seconds(rows));
         }
@@ -118,17 +118,17 @@ impl Machine<'_> {
         let parts = kept.iter().map(|&shard| self.part(shard, self.ways[worker].attend));
         let ns = parts.sum();
         let ns = self.jittered(ns);
-        self.record(TraceSpan::tier1_attention(node), self.now, kept[0], ns);
+        self.record(TraceSpan::tier1_attention(node), self.now_ns, kept[0], ns);
         self.tally.tier1_ns += ns * kept.len() as u64;
         let state = &mut self.tier1[node as usize];
         state.busy_ns += ns;
         state.batch = kept;
-        self.schedule(self.now + ns, event::ATTENDED_LOCALLY, node);
+        self.schedule(self.now_ns + ns, event::ATTENDED_LOCALLY, node);
     }
 
     pub(super) fn attended_locally(&mut self, node: u32) {
         let mut batch = std::mem::take(&mut self.tier1[node as usize].batch);
-        batch.drain(..).for_each(|shard| self.move_on(shard, self.now));
+        batch.drain(..).for_each(|shard| self.move_on(shard, self.now_ns));
         let state = &mut self.tier1[node as usize];
         (state.busy, state.batch) = (false, batch);
         self.call(node);

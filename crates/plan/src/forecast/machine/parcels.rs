@@ -41,7 +41,7 @@ impl Machine<'_> {
                 return self.handle(to, parcel);
             }
             // The dispatcher's own work takes time here too.
-            let work = self.dispatching(rows);
+            let work = self.dispatching_seconds(rows);
             let way = Way::Near;
             let transit = Transit { to, parcel, bytes: 0.0, count: 1.0, way, to_core: 0 };
             let transit = self.transit(transit);
@@ -69,7 +69,7 @@ impl Machine<'_> {
         self.urgent(from_core, seconds, After::Sent(transit));
     }
 
-    fn dispatching(&self, rows: usize) -> f64 {
+    fn dispatching_seconds(&self, rows: usize) -> f64 {
         let overheads = self.deployment.tier1.overheads();
         overheads.step + overheads.row * rows as f64
     }
@@ -89,7 +89,7 @@ impl Machine<'_> {
 
     pub(super) fn sent(&mut self, index: usize) {
         let &Transit { bytes, count, way, .. } = self.under_way(index);
-        let at = self.network.cross(self.deployment, way, self.now, bytes, count);
+        let at = self.network.cross(self.deployment, way, self.now_seconds, bytes, count);
         self.schedule(at, Event::Arrived(index));
     }
 
@@ -111,7 +111,7 @@ impl Machine<'_> {
             (false, false) => 0.0,
         };
         let wait = -mean * (1.0 - self.random.unit()).ln();
-        self.schedule(self.now + wait, Event::Admitted(index));
+        self.schedule(self.now_seconds + wait, Event::Admitted(index));
     }
 
     pub(super) fn admitted(&mut self, index: usize) {
@@ -120,7 +120,7 @@ impl Machine<'_> {
         let mut seconds = count * overheads.message + overheads.byte * bytes;
         let core = *to_core;
         if let Parcel::Home(home) = parcel {
-            seconds += self.dispatching(home.tokens.len());
+            seconds += self.dispatching_seconds(home.tokens.len());
         }
         self.urgent(core, seconds, After::Received(index));
     }

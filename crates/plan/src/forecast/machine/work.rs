@@ -10,15 +10,15 @@ impl Machine<'_> {
         let state = &mut self.processes[process];
         if state.work.is_none() && !state.called {
             state.called = true;
-            self.schedule(self.now, Event::Looks(process));
+            self.schedule(self.now_seconds, Event::Looks(process));
         }
     }
 
     pub(super) fn look(&mut self, process: usize) {
         self.processes[process].called = false;
         if let Some((work, seconds)) = self.next_work(process) {
-            self.processes[process].work = Some((work, self.now));
-            self.schedule(self.now + seconds, Event::Computed(process));
+            self.processes[process].work = Some((work, self.now_seconds));
+            self.schedule(self.now_seconds + seconds, Event::Computed(process));
         }
     }
 
@@ -28,7 +28,7 @@ impl Machine<'_> {
             return self.call(process);
         }
         let core = self.processes[process].core;
-        if self.cores[core].wake(self.now, process) {
+        if self.cores[core].wake(self.now_seconds, process) {
             self.foresee(core);
         }
     }
@@ -39,7 +39,7 @@ impl Machine<'_> {
         let Some((work, seconds)) = self.next_work(process) else {
             return self.cores[core].sleep();
         };
-        self.processes[process].work = Some((work, self.now));
+        self.processes[process].work = Some((work, self.now_seconds));
         self.cores[core].compute(seconds, After::Computed(process));
     }
 
@@ -53,7 +53,7 @@ impl Machine<'_> {
             Started::Tier1(work) => {
                 for task in &work.tasks {
                     self.forecast.queueing_seconds +=
-                        self.now - self.shard(task.launch.step.shard).ready[0];
+                        self.now_seconds - self.shard(task.launch.step.shard).ready_seconds[0];
                 }
                 let rows = work.rows();
                 self.forecast.tier1_batches += 1;
@@ -61,9 +61,10 @@ impl Machine<'_> {
                 self.tier1_seconds(slice, work, rows)
             }
             Started::Tier2(work) => {
-                let Shard { attention, ready, .. } = *self.shard(work.attend.step.shard);
-                self.forecast.queueing_seconds += self.now - ready[1];
-                self.grains[slice] * attention
+                let Shard { attention_seconds, ready_seconds, .. } =
+                    *self.shard(work.attend.step.shard);
+                self.forecast.queueing_seconds += self.now_seconds - ready_seconds[1];
+                self.grains[slice] * attention_seconds
             }
         };
         Some((work, seconds))
@@ -73,17 +74,20 @@ impl Machine<'_> {
         let kernels = &self.deployment.tier1;
         // Layers that this one also stands for lie half before its attention and half after.
         let grain = self.grains[slice];
-        let more = if grain > 1.0 { (grain - 1.0) / 2.0 * kernels.fused(rows) } else { 0.0 };
+        let more =
+            if grain > 1.0 { (grain - 1.0) / 2.0 * kernels.fused_seconds(rows) } else { 0.0 };
         match work.stage {
-            Stage::Enter => kernels.pre(rows) + more,
-            Stage::Middle(_) => grain * kernels.fused(rows),
-            Stage::Exit if slice + 1 < self.deployment.slices.len() => kernels.post(rows) + more,
+            Stage::Enter => kernels.pre_seconds(rows) + more,
+            Stage::Middle(_) => grain * kernels.fused_seconds(rows),
+            Stage::Exit if slice + 1 < self.deployment.slices.len() => {
+                kernels.post_seconds(rows) + more
+            }
             Stage::Exit => {
                 let classify = match self.deployment.greedy {
-                    true => kernels.classify(work.samples()),
-                    false => kernels.logits(work.samples()),
+                    true => kernels.classify_seconds(work.samples()),
+                    false => kernels.logits_seconds(work.samples()),
                 };
-                kernels.post(rows) + more + classify
+                kernels.post_seconds(rows) + more + classify
             }
         }
     }
@@ -91,7 +95,7 @@ impl Machine<'_> {
     pub(super) fn computed(&mut self, process: usize) {
         let (work, started) = self.processes[process].work.take().expect("it was computing");
         let slice = self.processes[process].nodes.slice;
-        let seconds = self.now - started;
+        let seconds = self.now_seconds - started;
         match &work {
             Started::Tier1(work) => {
                 self.forecast.tier1_seconds[slice] += seconds;
@@ -113,9 +117,9 @@ impl Machine<'_> {
         }
     }
 
-    fn record(&mut self, span: TraceSpan, started: f64, seconds: f64, shard: ShardId) {
+    fn record(&mut self, span: TraceSpan, started_seconds: f64, seconds: f64, shard: ShardId) {
         if let Some(trace) = &mut self.trace {
-            trace.push(span, started, seconds, shard.flight, shard.lane);
+            trace.push(span, started_seconds, seconds, shard.flight, shard.lane);
         }
     }
 }
