@@ -129,8 +129,9 @@ fn simulate_plan(args: &SimulateArgs, path: &Path, cluster: &Path) -> anyhow::Re
 
 fn write_trace(args: &SimulateArgs, trace: &glinthawk_plan::Trace) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.trace {
-        std::fs::write(path, trace.to_json())
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        let mut text = Vec::new();
+        trace.write(&mut text)?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
         say(format_args!("timeline in {}", path.display()));
     }
     Ok(ExitCode::SUCCESS)

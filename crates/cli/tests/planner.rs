@@ -104,7 +104,7 @@ fn a_configuration_is_simulated_in_detail() {
     // 29 steps cross the delay twice for each layer, whatever the kernels take.
     assert!(two["job"]["seconds"].as_f64() > Some(29.0 * 2.0 * 2.0 * 0.001));
     assert!(two["settled"]["traffic"]["tier1_total"].as_f64() > Some(0.0));
-    assert!(json(trace).as_array().is_some_and(|spans| spans.len() > 100));
+    assert!(json(trace)["traceEvents"].as_array().is_some_and(|spans| spans.len() > 100));
     let words = Finished::of(glinthawk(base).args(["--prompts", "100x10+20"])).expect(0).stdout;
     for part in ["throughput", "Tier-1 busy", "Tier-1 egress", "the job"] {
         assert!(words.contains(part), "{words}");

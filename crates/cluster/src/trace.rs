@@ -1,37 +1,27 @@
-//! A run's trace in Chrome's format (chrome://tracing, Perfetto).
+//! The timeline of a run's nodes.
 
 use crate::report::NodeReport;
+use glinthawk_protocol::Timeline;
 use std::io::{self, Write};
 
-/// Writes the nodes' timelines as one Chrome trace.
+/// Writes the nodes' timelines as one.
 pub fn write_trace(out: &mut dyn Write, nodes: &[NodeReport]) -> io::Result<()> {
     let origin_ns = nodes.iter().flat_map(|node| &node.spans).map(|span| span.start_ns).min();
     let origin_ns = origin_ns.unwrap_or(0);
-    write!(out, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+    let mut timeline = Timeline::new(out)?;
     for (index, node) in nodes.iter().enumerate() {
-        let comma = if index == 0 { "" } else { "," };
-        let name = &node.name;
-        write!(
-            out,
-            "{comma}\n{{\"ph\":\"M\",\"pid\":{tier},\"tid\":{index},\"name\":\"thread_name\",\
-             \"args\":{{\"name\":\"{name}\"}}}},\n{{\"ph\":\"M\",\"pid\":{tier},\"name\":\"process_name\",\
-             \"args\":{{\"name\":\"Tier {tier}\"}}}}",
-            tier = node.tier,
-        )?;
+        timeline.node(node.tier, index, &node.name)?;
         for span in &node.spans {
-            write!(
-                out,
-                ",\n{{\"ph\":\"X\",\"pid\":{},\"tid\":{index},\"name\":\"layer {}\",\"ts\":{:.3},\"dur\":{:.3},\
-                 \"args\":{{\"flight\":{},\"shards\":{},\"rows\":{}}}}}",
-                node.tier,
-                span.layer,
-                (span.start_ns - origin_ns) as f64 / 1e3,
-                span.length_ns as f64 / 1e3,
-                span.flight,
-                span.shards,
-                span.rows,
+            timeline.span(
+                (node.tier, index),
+                format_args!("layer {}", span.layer),
+                ((span.start_ns - origin_ns) as f64 / 1e3, span.length_ns as f64 / 1e3),
+                format_args!(
+                    "\"flight\":{},\"shards\":{},\"rows\":{}",
+                    span.flight, span.shards, span.rows
+                ),
             )?;
         }
     }
-    writeln!(out, "\n]}}")
+    timeline.finish()
 }

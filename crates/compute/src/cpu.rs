@@ -184,10 +184,10 @@ impl CpuWeights {
 
 /// Whether only the likeliest token is asked for.
 fn is_plain_greedy(sample: &Sample) -> bool {
-    sample.temperature == 0.0
-        && sample.repetition_penalty == 1.0
+    sample.sampling.temperature == 0.0
+        && sample.sampling.repetition_penalty == 1.0
         && sample.biases.is_empty()
-        && sample.logprobs.is_none()
+        && sample.sampling.logprobs.is_none()
 }
 
 /// A byte that makes ordinary numbers when repeated as bf16, int8 or f32.

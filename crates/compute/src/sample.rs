@@ -30,7 +30,7 @@ pub fn sample(logits: &mut [f32], sampler: &Sample) -> Generated {
         // Adding 0 turns -0 into 0, so that the order of bits is the order of values.
         *logit = if logit.is_nan() { f32::NEG_INFINITY } else { *logit + 0.0 };
     }
-    let Some(alternatives) = sampler.logprobs else {
+    let Some(alternatives) = sampler.sampling.logprobs else {
         adjust(logits, sampler, |_, _| {});
         return Generated { token: pick(logits, sampler), logprob: 0.0, alternatives: Vec::new() };
     };
@@ -74,7 +74,7 @@ fn adjust(logits: &mut [f32], sampler: &Sample, mut changed: impl FnMut(u32, f32
             *logit = if value.is_nan() { f32::NEG_INFINITY } else { value + 0.0 };
         }
     };
-    let penalty = sampler.repetition_penalty;
+    let penalty = sampler.sampling.repetition_penalty;
     if penalty != 1.0 {
         for &token in &sampler.repeated {
             change(token, &|logit| if logit > 0.0 { logit / penalty } else { logit * penalty });
@@ -90,29 +90,34 @@ fn pick(logits: &mut [f32], sampler: &Sample) -> u32 {
     let best = argmax(logits);
     let max = logits.get(best as usize).copied().unwrap_or(f32::NEG_INFINITY);
     // NaN temperatures and infinite logits are greedy too.
-    if sampler.temperature.is_nan()
-        || sampler.temperature <= 0.0
+    if sampler.sampling.temperature.is_nan()
+        || sampler.sampling.temperature <= 0.0
         || !max.is_finite()
-        || sampler.top_k == 1
+        || sampler.sampling.top_k == 1
     {
         return best;
     }
-    let scale = 1.0 / sampler.temperature;
+    let scale = 1.0 / sampler.sampling.temperature;
     let weigh = |logit: f32| exp((logit - max) * scale);
-    let draw = uniform(sampler.seed, sampler.position);
-    if sampler.top_k > 0 && (sampler.top_k as usize) < logits.len() {
-        return draw_ranked(&likeliest(logits, sampler.top_k as usize), sampler, draw, weigh);
+    let draw = uniform(sampler.sampling.seed, sampler.position);
+    if sampler.sampling.top_k > 0 && (sampler.sampling.top_k as usize) < logits.len() {
+        return draw_ranked(
+            &likeliest(logits, sampler.sampling.top_k as usize),
+            sampler,
+            draw,
+            weigh,
+        );
     }
     let weights = logits;
     for weight in weights.iter_mut() {
         *weight = weigh(*weight);
     }
-    if sampler.top_p < 1.0 {
-        keep_nucleus(weights, sampler.top_p);
+    if sampler.sampling.top_p < 1.0 {
+        keep_nucleus(weights, sampler.sampling.top_p);
     }
-    if sampler.min_p > 0.0 {
+    if sampler.sampling.min_p > 0.0 {
         for weight in weights.iter_mut() {
-            *weight = if *weight >= sampler.min_p { *weight } else { 0.0 };
+            *weight = if *weight >= sampler.sampling.min_p { *weight } else { 0.0 };
         }
     }
     draw_in_order(weights, draw)
@@ -199,16 +204,16 @@ fn draw_ranked(
 ) -> u32 {
     let weights: Vec<f64> =
         candidates.iter().map(|candidate| f64::from(weigh(candidate.logit))).collect();
-    let goal = if sampler.top_p >= 1.0 {
+    let goal = if sampler.sampling.top_p >= 1.0 {
         f64::INFINITY
     } else {
-        f64::from(sampler.top_p) * weights.iter().sum::<f64>()
+        f64::from(sampler.sampling.top_p) * weights.iter().sum::<f64>()
     };
     let mut kept = 0;
     let mut kept_mass = 0.0;
     for &weight in &weights {
         // The likeliest always stays.
-        if kept > 0 && (kept_mass >= goal || weight < f64::from(sampler.min_p)) {
+        if kept > 0 && (kept_mass >= goal || weight < f64::from(sampler.sampling.min_p)) {
             break;
         }
         kept += 1;

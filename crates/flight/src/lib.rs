@@ -18,4 +18,4 @@ pub use kind::{KINDS, Kind, PROTOCOL_VERSION};
 pub use message::Message;
 pub use row::{PAGE_POSITIONS, Row, ShardId, StepId, pages_for};
 pub use table::{CONTEXT_ROW_BYTES, ContextRow, RowTable};
-pub use token::{Generated, Sample};
+pub use token::{Generated, Sample, Sampling};

@@ -1,7 +1,7 @@
 //! A request that can be run: a body checked field by field, rendered and tokenized.
 
 use glinthawk_model::Tokenizer;
-use glinthawk_protocol::{Prompt, Sampling};
+use glinthawk_protocol::{Biases, Prompt, Sampling};
 use serde_json::value::RawValue;
 
 use crate::digest::HARMLESS;
@@ -52,6 +52,7 @@ pub(crate) struct Request {
     stop_ids: Vec<u32>,
     pub(crate) stop_strings: Vec<String>,
     sampling: Sampling,
+    biases: Biases,
     /// How many completions are wanted (`n`).
     pub(crate) choices: u32,
     /// The prompt's text, if it is to be repeated in front of the completion.
@@ -76,7 +77,7 @@ impl Request {
                 fields.take("prompt").ok_or_else(|| Refusal::missing("prompt"))?
             }
         };
-        let sampling = read_sampling(&mut fields, endpoint, model.vocab, seed)?;
+        let (sampling, biases) = read_sampling(&mut fields, endpoint, model.vocab, seed)?;
         let tokens_max = read_tokens_max(&mut fields, endpoint)?;
         let choices = fields.integer("n", 1..=i64::from(CHOICES_MAX))?.unwrap_or(1) as u32;
         let priority = fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?;
@@ -111,6 +112,7 @@ impl Request {
             stop_ids,
             stop_strings,
             sampling,
+            biases,
             choices,
             echo,
             priority: priority.unwrap_or(0) as i32,
@@ -141,6 +143,7 @@ impl Request {
             tokens_max: self.tokens_max,
             stop_ids: self.stop_ids.clone(),
             sampling: Sampling { seed, ..self.sampling.clone() },
+            biases: self.biases.clone(),
             watched: !self.stop_strings.is_empty(),
             priority: self.priority,
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use glinthawk_protocol::Sampling;
+use glinthawk_protocol::{Biases, Sampling};
 
 use crate::fields::{Fields, check_tokens, must_be};
 use crate::line::Endpoint;
@@ -18,28 +18,31 @@ pub(crate) fn read_sampling(
     endpoint: Endpoint,
     vocab: u32,
     seed: u64,
-) -> Result<Sampling, Refusal> {
+) -> Result<(Sampling, Biases), Refusal> {
     let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
     // -1 is how others spell "all".
     let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.unwrap_or(0).max(0);
-    Ok(Sampling {
+    let mut sampling = Sampling {
         temperature: if temperature < TEMPERATURE_MIN { 0.0 } else { temperature as f32 },
         top_k: u32::try_from(top_k).expect("within the range just checked"),
         top_p: fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0) as f32,
         min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(0.0) as f32,
         seed: read_seed(fields)?.unwrap_or(seed),
-        presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0) as f32,
-        frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0) as f32,
-        repetition_penalty: fields.number("repetition_penalty", 0.01..=100.0)?.unwrap_or(1.0)
-            as f32,
-        logit_bias: read_logit_bias(fields, vocab)?,
-        logprobs: match endpoint {
-            Endpoint::Chat => read_chat_logprobs(fields)?,
-            Endpoint::Completions => {
-                fields.integer("logprobs", 0..=ALTERNATIVES_MAX)?.map(|count| count as u8)
-            }
-        },
-    })
+        ..Sampling::default()
+    };
+    let mut penalty = |name| Ok(fields.number(name, -2.0..=2.0)?.unwrap_or(0.0) as f32);
+    let presence_penalty = penalty("presence_penalty")?;
+    let frequency_penalty = penalty("frequency_penalty")?;
+    let repetition_penalty = fields.number("repetition_penalty", 0.01..=100.0)?;
+    sampling.repetition_penalty = repetition_penalty.unwrap_or(1.0) as f32;
+    let logit_bias = read_logit_bias(fields, vocab)?;
+    sampling.logprobs = match endpoint {
+        Endpoint::Chat => read_chat_logprobs(fields)?,
+        Endpoint::Completions => {
+            fields.integer("logprobs", 0..=ALTERNATIVES_MAX)?.map(|count| count as u8)
+        }
+    };
+    Ok((sampling, Biases { presence_penalty, frequency_penalty, logit_bias }))
 }
 
 /// Any 64-bit integer; a negative one is its two's complement.

@@ -75,11 +75,11 @@ fn body_fields_become_sampling() {
     check_field(r#""seed":-1"#, |p| p.sampling.seed = u64::MAX);
     check_field(r#""seed":18446744073709551615"#, |p| p.sampling.seed = u64::MAX);
     check_field(r#""presence_penalty":-2,"frequency_penalty":2"#, |p| {
-        (p.sampling.presence_penalty, p.sampling.frequency_penalty) = (-2.0, 2.0);
+        (p.biases.presence_penalty, p.biases.frequency_penalty) = (-2.0, 2.0);
     });
     check_field(r#""repetition_penalty":1.5"#, |p| p.sampling.repetition_penalty = 1.5);
     check_field(r#""logit_bias":{"20":-100,"3":0.5}"#, |p| {
-        p.sampling.logit_bias = vec![(3, 0.5), (20, -100.0)];
+        p.biases.logit_bias = vec![(3, 0.5), (20, -100.0)];
     });
     check_field(r#""logprobs":3"#, |p| p.sampling.logprobs = Some(3));
     check_field(r#""stop":"x""#, |p| p.watched = true);

@@ -1,6 +1,9 @@
-//! The timeline of a simulation in Chrome's trace format; it opens in any viewer of that format.
+//! The timeline of a simulation.
 
-use std::fmt::Write;
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+
+use glinthawk_protocol::Timeline;
 
 /// The most spans kept; the timeline of a long run shows only its beginning.
 const SPANS_MAX: usize = 200_000;
@@ -66,20 +69,21 @@ impl Trace {
         self.entries.is_empty()
     }
 
-    /// The timeline as a JSON array of complete events: a process per tier, a thread per node.
-    pub fn to_json(&self) -> String {
-        let mut text = String::from("[\n");
-        for (index, entry) in self.entries.iter().enumerate() {
-            let comma = if index == 0 { "" } else { ",\n" };
-            let Entry { span, start_seconds, seconds, flight, stage } = entry;
-            write!(
-                text,
-                "{comma}{{\"name\":\"{} f{flight} s{stage}\",\"cat\":\"{}\",\"ph\":\"X\",\"pid\":{},\"tid\":{},\"ts\":{:.3},\"dur\":{:.3}}}",
-                span.name, span.name, span.tier, span.node, start_seconds * 1e6, seconds * 1e6
-            )
-            .expect("writing to a string does not fail");
+    /// Writes the timeline.
+    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mut timeline = Timeline::new(out)?;
+        let nodes = self.entries.iter().map(|entry| (entry.span.tier, entry.span.node as usize));
+        for (tier, node) in nodes.collect::<BTreeSet<_>>() {
+            timeline.node(tier, node, &format!("tier{tier}-{node}"))?;
         }
-        text.push_str("\n]\n");
-        text
+        for Entry { span, start_seconds, seconds, flight, stage } in &self.entries {
+            timeline.span(
+                (span.tier, span.node as usize),
+                format_args!("{} f{flight} s{stage}", span.name),
+                (start_seconds * 1e6, seconds * 1e6),
+                format_args!("\"flight\":{flight},\"stage\":{stage}"),
+            )?;
+        }
+        timeline.finish()
     }
 }

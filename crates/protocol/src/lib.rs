@@ -10,6 +10,7 @@ mod message;
 mod prompt;
 mod tier1;
 mod tier2;
+mod timeline;
 pub mod virtual_time;
 
 pub use dispatcher::{
@@ -17,9 +18,10 @@ pub use dispatcher::{
     OVERSUBSCRIPTION, PromptStanding, Rejection, lane_pages,
 };
 pub use driver::{Compute, Driver, Outgoing, Started};
-pub use glinthawk_flight::{Generated, PAGE_POSITIONS, Sample, ShardId, StepId};
+pub use glinthawk_flight::{Generated, PAGE_POSITIONS, Sample, Sampling, ShardId, StepId};
 pub use histogram::Histogram;
 pub use message::{Attend, Attended, Home, Launch, Merge, NodeAddress, Parcel};
-pub use prompt::{Completion, Finish, Prompt, PromptId, Sampling};
+pub use prompt::{Biases, Completion, Finish, Prompt, PromptId};
 pub use tier1::{Stage, Task, Tier1Node, Tier1Work};
 pub use tier2::{Tier2Error, Tier2Node, Tier2Work};
+pub use timeline::Timeline;

@@ -1,6 +1,6 @@
-//! What goes into the dispatcher and what comes out: a prompt, its sampling, its completion.
+//! What goes into the dispatcher and what comes out: a prompt, its biases, its completion.
 
-use glinthawk_flight::Generated;
+use glinthawk_flight::{Generated, Sampling};
 use serde::{Deserialize, Serialize};
 
 /// Names a prompt; the dispatcher counts the prompts that it takes.
@@ -19,52 +19,23 @@ pub struct Prompt {
     pub stop_ids: Vec<u32>,
     /// How a token is picked from the logits.
     pub sampling: Sampling,
+    /// What is added to the logits first.
+    pub biases: Biases,
     /// Whether every token is reported as it is generated (stop strings, streaming).
     pub watched: bool,
     /// Lower goes first. Prompts of one priority go in the order of their submission.
     pub priority: i32,
 }
 
-/// How a token is picked. With the position it determines the token: there is no other randomness.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sampling {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Keep the `top_k` likeliest tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the likeliest tokens whose probabilities reach `top_p`; 1 keeps all.
-    pub top_p: f32,
-    /// Drop tokens less likely than `min_p` times the likeliest; 0 drops none.
-    pub min_p: f32,
-    /// With the position, the only source of randomness.
-    pub seed: u64,
+/// What is added to logits before a token is picked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Biases {
     /// Subtracted from the logit of every token generated before.
     pub presence_penalty: f32,
     /// Subtracted from a token's logit for each time it was generated before.
     pub frequency_penalty: f32,
-    /// Divides positive (multiplies negative) logits of tokens in the prompt or generated; 1 is off.
-    pub repetition_penalty: f32,
     /// Added to these tokens' logits; sorted by token, no token twice.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Report each token's log-probability and this many likeliest alternatives.
-    pub logprobs: Option<u8>,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            repetition_penalty: 1.0,
-            logit_bias: Vec::new(),
-            logprobs: None,
-        }
-    }
 }
 
 /// Why a completion ended.

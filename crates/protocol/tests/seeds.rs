@@ -108,6 +108,7 @@ fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
             sampling: Sampling { seed: random.next(), ..Sampling::default() },
             watched: random.within(0, 2) == 0,
             priority: random.within(0, 2) as i32 - 1,
+            ..Prompt::default()
         };
         (random.within(0, 2000), prompt)
     });

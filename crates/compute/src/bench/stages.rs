@@ -6,7 +6,7 @@ use crate::{
     AttendRow, ComputeError, ContextKernels, ContextType, CpuContext, CpuWeights, Isa, ShardIn,
     ShardOut, SliceSpec, Threads, WeightKernels,
 };
-use glinthawk_flight::{Buffer, PAGE_POSITIONS, Pool, Sample};
+use glinthawk_flight::{Buffer, PAGE_POSITIONS, Pool, Sample, Sampling};
 use glinthawk_model::{Model, ModelConfig};
 use half::bf16;
 use std::ops::Range;
@@ -124,19 +124,8 @@ impl StageBench {
 }
 
 fn sampler(seed: u64) -> Sample {
-    Sample {
-        row: 0,
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed,
-        position: 0,
-        repeated: Vec::new(),
-        repetition_penalty: 1.0,
-        biases: Vec::new(),
-        logprobs: None,
-    }
+    let sampling = Sampling { temperature: 1.0, seed, ..Sampling::default() };
+    Sample { sampling, ..Sample::default() }
 }
 
 /// One layer's pages, for the seconds of attention.

@@ -11,7 +11,7 @@ use crate::{
     AttendRow, Backend, ContextKernels, ContextSpec, ContextType, CpuContext, CpuWeights, Isa,
     ShardIn, ShardOut, SliceSpec, Threads, WeightKernels,
 };
-use glinthawk_flight::{Buffer, Generated, PAGE_POSITIONS, Pool, Row, Sample};
+use glinthawk_flight::{Buffer, Generated, PAGE_POSITIONS, Pool, Row, Sample, Sampling};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -56,27 +56,10 @@ fn load(shape: &Shape, device: &CudaDevice) -> CudaModel {
     CudaModel::load_from(&shape.source(), device, limits(), &threads, &mut |_, _| {}).unwrap()
 }
 
-/// The likeliest token.
-fn greedy() -> Sample {
-    Sample {
-        row: 0,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: 0,
-        position: 0,
-        repeated: Vec::new(),
-        repetition_penalty: 1.0,
-        biases: Vec::new(),
-        logprobs: None,
-    }
-}
-
 /// Logits of all rows of one step.
 fn step(model: &mut CudaModel, shape: &Shape, rows: &[Row]) -> Vec<Vec<f32>> {
     let samples: Vec<Sample> =
-        (0..rows.len() as u32).map(|row| Sample { row, ..greedy() }).collect();
+        (0..rows.len() as u32).map(|row| Sample { row, ..Sample::default() }).collect();
     model.submit(rows, &samples).unwrap();
     let tokens = model.tokens().unwrap();
     let logits = model.last_logits(rows.len());
@@ -398,11 +381,14 @@ fn layers_give_the_bits_of_whole_steps() {
             let samples: Vec<Sample> = (0..rows.len() as u32)
                 .map(|row| Sample {
                     row,
-                    seed: u64::from(row),
-                    temperature: if row % 3 == 0 { 0.0 } else { 0.8 },
-                    top_p: 0.9,
-                    logprobs: (row % 7 == 0).then_some(2),
-                    ..greedy()
+                    sampling: Sampling {
+                        seed: u64::from(row),
+                        temperature: if row % 3 == 0 { 0.0 } else { 0.8 },
+                        top_p: 0.9,
+                        logprobs: (row % 7 == 0).then_some(2),
+                        ..Sampling::default()
+                    },
+                    ..Sample::default()
                 })
                 .collect();
             model.submit(&rows, &samples).unwrap();
@@ -430,6 +416,11 @@ fn shares(tokens: impl Iterator<Item = u32>, vocab: usize, draws: usize) -> Vec<
     shares
 }
 
+fn seeded(sample: &Sample, seed: usize) -> Sample {
+    let sampling = Sampling { seed: seed as u64, ..sample.sampling.clone() };
+    Sample { sampling, ..sample.clone() }
+}
+
 #[test]
 fn draws_are_as_likely_as_on_the_host() {
     const DRAWS: usize = 600;
@@ -442,23 +433,31 @@ fn draws_are_as_likely_as_on_the_host() {
     let logits = model.last_logits(1);
     let likeliest = crate::sample::argmax(&logits);
     let (repeated, biases) = (vec![likeliest, 3, 4], vec![(5, 4.0), (likeliest, -2.0)]);
-    let warm = Sample { temperature: 0.7, ..greedy() };
+    let with = |change: &dyn Fn(&mut Sample)| {
+        let mut sample = Sample::default();
+        sample.sampling.temperature = 0.7;
+        change(&mut sample);
+        sample
+    };
     let cases = [
-        Sample { temperature: 1.0, ..warm.clone() },
-        Sample { top_p: 0.8, ..warm.clone() },
-        Sample { top_k: 5, ..warm.clone() },
-        Sample { top_k: 20, top_p: 0.5, ..warm.clone() },
-        Sample { min_p: 0.3, ..warm.clone() },
-        Sample { top_p: 0.9, min_p: 0.2, top_k: 30, ..warm.clone() },
-        Sample { repetition_penalty: 1.5, repeated: repeated.clone(), ..warm.clone() },
-        Sample { biases: biases.clone(), ..warm.clone() },
-        Sample { biases: biases.clone(), ..greedy() },
-        Sample { top_p: 0.8, logprobs: Some(2), ..warm },
+        with(&|sample| sample.sampling.temperature = 1.0),
+        with(&|sample| sample.sampling.top_p = 0.8),
+        with(&|sample| sample.sampling.top_k = 5),
+        with(&|sample| (sample.sampling.top_k, sample.sampling.top_p) = (20, 0.5)),
+        with(&|sample| sample.sampling.min_p = 0.3),
+        with(&|Sample { sampling, .. }| {
+            (sampling.top_p, sampling.min_p, sampling.top_k) = (0.9, 0.2, 30)
+        }),
+        with(&|sample| {
+            (sample.sampling.repetition_penalty, sample.repeated) = (1.5, repeated.clone())
+        }),
+        with(&|sample| sample.biases = biases.clone()),
+        Sample { biases: biases.clone(), ..Sample::default() },
+        with(&|sample| (sample.sampling.top_p, sample.sampling.logprobs) = (0.8, Some(2))),
     ];
     for case in cases {
-        let samples: Vec<Sample> = (0..DRAWS)
-            .map(|draw| Sample { row: draw as u32, seed: draw as u64, ..case.clone() })
-            .collect();
+        let samples: Vec<Sample> =
+            (0..DRAWS).map(|draw| Sample { row: draw as u32, ..seeded(&case, draw) }).collect();
         let mut draw = || {
             model.submit(&[row; DRAWS], &samples).unwrap();
             model.tokens().unwrap()
@@ -467,7 +466,7 @@ fn draws_are_as_likely_as_on_the_host() {
         assert_eq!(found, again, "the same draws again: {case:?}");
         let found = shares(found.iter().map(|sampled| sampled.token), shape.vocab, DRAWS);
         let host = (0..HOST_DRAWS).map(|draw| {
-            let sampler = Sample { seed: draw as u64, position: 7, ..case.clone() };
+            let sampler = Sample { position: 7, ..seeded(&case, draw) };
             sample(&mut logits.clone(), &sampler).token
         });
         let expected = shares(host, shape.vocab, HOST_DRAWS);

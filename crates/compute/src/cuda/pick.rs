@@ -46,11 +46,11 @@ impl Ways {
         let mut ways = Self::default();
         for (index, sample) in samples.iter().enumerate() {
             let penalised =
-                if sample.repetition_penalty == 1.0 { 0 } else { sample.repeated.len() };
+                if sample.sampling.repetition_penalty == 1.0 { 0 } else { sample.repeated.len() };
             let words = penalised + 2 * sample.biases.len();
-            if sample.logprobs.is_some() || ways.lists.len() + words > words_max {
+            if sample.sampling.logprobs.is_some() || ways.lists.len() + words > words_max {
                 ways.hosted.push(index);
-            } else if sample.temperature == 0.0 && words == 0 {
+            } else if sample.sampling.temperature == 0.0 && words == 0 {
                 ways.greedy.push(index);
             } else {
                 ways.draw(index, sample, penalised);
@@ -68,17 +68,17 @@ impl Ways {
         self.drawn.push(index);
         self.draws.push(Draw {
             // At temperature 0 this is infinite, which the device takes for greedy.
-            scale: std::f32::consts::LOG2_E / sample.temperature,
-            top_k: sample.top_k,
-            top_p: sample.top_p,
-            min_p: sample.min_p,
-            penalty: sample.repetition_penalty,
+            scale: std::f32::consts::LOG2_E / sample.sampling.temperature,
+            top_k: sample.sampling.top_k,
+            top_p: sample.sampling.top_p,
+            min_p: sample.sampling.min_p,
+            penalty: sample.sampling.repetition_penalty,
             repeated,
             repeated_end: biases,
             biases,
             biases_end: self.lists.len() as u32,
             padding: 0,
-            draw: uniform(sample.seed, sample.position),
+            draw: uniform(sample.sampling.seed, sample.position),
         });
     }
 
@@ -94,25 +94,17 @@ mod tests {
 
     #[test]
     fn picks_go_their_ways() {
-        let plain = Sample {
-            row: 10,
-            position: 2,
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 1,
-            repetition_penalty: 1.0,
-            repeated: vec![5, 6],
-            biases: Vec::new(),
-            logprobs: None,
+        let with = |row: u32, change: &dyn Fn(&mut Sample)| {
+            let mut sample = Sample { row, repeated: vec![5, 6], ..Sample::default() };
+            change(&mut sample);
+            sample
         };
         let samples = [
-            plain.clone(),
-            Sample { row: 11, temperature: 0.8, ..plain.clone() },
-            Sample { row: 12, logprobs: Some(0), ..plain.clone() },
-            Sample { row: 13, repetition_penalty: 1.1, ..plain.clone() },
-            Sample { row: 14, biases: vec![(3, 1.0), (4, 2.0)], ..plain },
+            with(10, &|_| {}),
+            with(11, &|sample| sample.sampling.temperature = 0.8),
+            with(12, &|sample| sample.sampling.logprobs = Some(0)),
+            with(13, &|sample| sample.sampling.repetition_penalty = 1.1),
+            with(14, &|sample| sample.biases = vec![(3, 1.0), (4, 2.0)]),
         ];
         let ways = Ways::of(&samples, 5);
         assert_eq!(

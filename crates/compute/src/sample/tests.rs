@@ -1,21 +1,21 @@
 //! Tests of sampling.
 
 use super::*;
+use glinthawk_flight::Sampling;
+
+/// Draws at temperature 1, with something else.
+fn with(change: impl FnOnce(&mut Sampling)) -> Sample {
+    let mut sampling = Sampling { temperature: 1.0, seed: 1, ..Sampling::default() };
+    change(&mut sampling);
+    Sample { sampling, ..Sample::default() }
+}
 
 fn sampler() -> Sample {
-    Sample {
-        row: 0,
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: 1,
-        position: 0,
-        repeated: Vec::new(),
-        repetition_penalty: 1.0,
-        biases: Vec::new(),
-        logprobs: None,
-    }
+    with(|_| {})
+}
+
+fn greedy() -> Sample {
+    Sample::default()
 }
 
 fn token(logits: &[f32], sampler: &Sample) -> u32 {
@@ -48,9 +48,8 @@ fn check_shares(logits: &[f32], sampler: &Sample, expected: &[f64]) {
 
 #[test]
 fn greedy_takes_the_lowest_of_equals() {
-    let greedy = Sample { temperature: 0.0, ..sampler() };
-    assert_eq!(token(&[1.0, 3.0, 3.0, 2.0], &greedy), 1);
-    assert_eq!(token(&[-0.0, 0.0], &greedy), 0);
+    assert_eq!(token(&[1.0, 3.0, 3.0, 2.0], &greedy()), 1);
+    assert_eq!(token(&[-0.0, 0.0], &greedy()), 0);
 }
 
 #[test]
@@ -58,7 +57,9 @@ fn bad_logits_never_panic() {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     for temperature in [0.0, 0.7, nan] {
         for (top_k, top_p) in [(0, 1.0), (2, 1.0), (0, 0.5), (2, 0.0)] {
-            let sampler = Sample { temperature, top_k, top_p, logprobs: Some(2), ..sampler() };
+            let logprobs = Some(2);
+            let sampling = Sampling { temperature, top_k, top_p, logprobs, ..Sampling::default() };
+            let sampler = Sample { sampling, ..Sample::default() };
             assert_eq!(token(&[nan, nan], &sampler), 0);
             assert_eq!(token(&[-inf, -inf, -inf], &sampler), 0);
             assert_eq!(token(&[nan, 1.0, -inf], &sampler), 1);
@@ -72,9 +73,9 @@ fn draws_follow_the_distribution() {
     let logits = [0.3, -1.0, 1.4, 0.0, f32::NEG_INFINITY];
     check_shares(&logits, &sampler(), &softmax(&logits));
     let cold: Vec<f32> = logits.iter().map(|logit| logit / 0.5).collect();
-    check_shares(&logits, &Sample { temperature: 0.5, ..sampler() }, &softmax(&cold));
+    check_shares(&logits, &with(|sampling| sampling.temperature = 0.5), &softmax(&cold));
     // The ranked path with nothing filtered draws from the same distribution.
-    check_shares(&logits, &Sample { top_p: 0.999_999, ..sampler() }, &softmax(&logits));
+    check_shares(&logits, &with(|sampling| sampling.top_p = 0.999_999), &softmax(&logits));
 }
 
 #[test]
@@ -82,36 +83,39 @@ fn filters_keep_the_likeliest() {
     let logits = [0.0, 2.0, 1.0, 2.0];
     let kept = softmax(&[2.0, 2.0]);
     let two = [0.0, kept[0], 0.0, kept[1]];
-    assert_eq!(token(&logits, &Sample { top_k: 1, ..sampler() }), 1);
-    check_shares(&logits, &Sample { top_k: 2, ..sampler() }, &two);
-    check_shares(&logits, &Sample { top_p: 0.5, ..sampler() }, &two);
-    check_shares(&logits, &Sample { min_p: 0.5, ..sampler() }, &two);
-    check_shares(&logits, &Sample { min_p: 0.5, top_k: 3, ..sampler() }, &two);
-    check_shares(&logits, &Sample { top_p: 1e-9, ..sampler() }, &[0.0, 1.0, 0.0, 0.0]);
+    assert_eq!(token(&logits, &with(|sampling| sampling.top_k = 1)), 1);
+    check_shares(&logits, &with(|sampling| sampling.top_k = 2), &two);
+    check_shares(&logits, &with(|sampling| sampling.top_p = 0.5), &two);
+    check_shares(&logits, &with(|sampling| sampling.min_p = 0.5), &two);
+    check_shares(&logits, &with(|sampling| (sampling.min_p, sampling.top_k) = (0.5, 3)), &two);
+    check_shares(&logits, &with(|sampling| sampling.top_p = 1e-9), &[0.0, 1.0, 0.0, 0.0]);
     let three = softmax(&logits[1..]);
-    check_shares(&logits, &Sample { top_k: 3, ..sampler() }, &[0.0, three[0], three[1], three[2]]);
+    check_shares(
+        &logits,
+        &with(|sampling| sampling.top_k = 3),
+        &[0.0, three[0], three[1], three[2]],
+    );
 }
 
 #[test]
 fn penalties_and_biases_move_logits() {
-    let greedy = Sample { temperature: 0.0, ..sampler() };
     let logits = [2.0, 1.5, -1.0];
-    assert_eq!(
-        token(&logits, &Sample { repeated: vec![0, 9], repetition_penalty: 2.0, ..greedy.clone() }),
-        1
-    );
-    let both = Sample { repeated: vec![0, 1, 2], repetition_penalty: 0.5, ..greedy.clone() };
-    assert_eq!(token(&[-1.0, -0.5, -3.0], &both), 1);
-    assert_eq!(token(&logits, &Sample { biases: vec![(2, 4.0), (77, 1.0)], ..greedy.clone() }), 2);
-    assert_eq!(token(&logits, &Sample { biases: vec![(0, f32::NEG_INFINITY)], ..greedy }), 1);
+    let penalised = |repeated: &[u32], repetition_penalty: f32| {
+        let sampling = Sampling { repetition_penalty, ..Sampling::default() };
+        Sample { sampling, repeated: repeated.to_vec(), ..Sample::default() }
+    };
+    assert_eq!(token(&logits, &penalised(&[0, 9], 2.0)), 1);
+    assert_eq!(token(&[-1.0, -0.5, -3.0], &penalised(&[0, 1, 2], 0.5)), 1);
+    assert_eq!(token(&logits, &Sample { biases: vec![(2, 4.0), (77, 1.0)], ..greedy() }), 2);
+    assert_eq!(token(&logits, &Sample { biases: vec![(0, f32::NEG_INFINITY)], ..greedy() }), 1);
 }
 
 #[test]
 fn logprobs_are_the_models_own() {
     let logits = [2.0, 1.5, -1.0, 1.5];
     let probabilities = softmax(&logits);
-    let biased =
-        Sample { temperature: 0.0, biases: vec![(2, 9.0)], logprobs: Some(3), ..sampler() };
+    let sampling = Sampling { logprobs: Some(3), ..Sampling::default() };
+    let biased = Sample { sampling, biases: vec![(2, 9.0)], ..Sample::default() };
     let sampled = sample(&mut logits.to_vec(), &biased);
     assert_eq!(sampled.token, 2);
     assert!((f64::from(sampled.logprob) - probabilities[2].ln()).abs() < 1e-5);
@@ -125,7 +129,10 @@ fn only_seed_and_position_decide() {
     let logits: Vec<f32> = (0..1000u32)
         .map(|index| (index.wrapping_mul(2_654_435_761) >> 20) as f32 / 900.0)
         .collect();
-    let draw = |seed, position| token(&logits, &Sample { seed, position, top_p: 0.9, ..sampler() });
+    let draw = |seed, position| {
+        let sampler = with(|sampling| (sampling.seed, sampling.top_p) = (seed, 0.9));
+        token(&logits, &Sample { position, ..sampler })
+    };
     let first: Vec<u32> = (0..50).map(|position| draw(7, position)).collect();
     let again: Vec<u32> = (0..50).rev().map(|position| draw(7, position)).collect();
     assert!(first.iter().eq(again.iter().rev()));

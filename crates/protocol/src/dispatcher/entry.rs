@@ -1,7 +1,7 @@
 //! A prompt inside the dispatcher: its tokens, what is computed, and the context it holds.
 
 use super::Rank;
-use crate::prompt::{Completion, Finish, Prompt, PromptId};
+use crate::prompt::{Biases, Completion, Finish, Prompt, PromptId};
 use glinthawk_flight::{Generated, PAGE_POSITIONS, Row, Sample, ShardId};
 use std::collections::BTreeMap;
 
@@ -70,8 +70,7 @@ impl Entry {
     /// Appends a generated token; says whether and why the completion is over.
     pub(super) fn push(&mut self, generated: Generated, now_ns: u64) -> Option<Finish> {
         let token = generated.token;
-        if self.prompt.sampling.presence_penalty != 0.0
-            || self.prompt.sampling.frequency_penalty != 0.0
+        if self.prompt.biases.presence_penalty != 0.0 || self.prompt.biases.frequency_penalty != 0.0
         {
             *self.counts.entry(token).or_default() += 1;
         }
@@ -99,19 +98,12 @@ impl Entry {
 
     /// How the next token is picked, from row `row` of the launch.
     pub(super) fn sample(&self, row: u32) -> Sample {
-        let sampling = &self.prompt.sampling;
         Sample {
             row,
             position: self.len(),
-            temperature: sampling.temperature,
-            top_k: sampling.top_k,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            seed: sampling.seed,
-            repetition_penalty: sampling.repetition_penalty,
+            sampling: self.prompt.sampling.clone(),
             repeated: self.repeated(),
             biases: self.biases(),
-            logprobs: sampling.logprobs,
         }
     }
 
@@ -127,13 +119,13 @@ impl Entry {
     }
 
     fn biases(&self) -> Vec<(u32, f32)> {
-        let sampling = &self.prompt.sampling;
+        let Biases { presence_penalty, frequency_penalty, logit_bias } = &self.prompt.biases;
         if self.counts.is_empty() {
-            return sampling.logit_bias.clone();
+            return logit_bias.clone();
         }
-        let mut biases: BTreeMap<u32, f32> = sampling.logit_bias.iter().copied().collect();
+        let mut biases: BTreeMap<u32, f32> = logit_bias.iter().copied().collect();
         for (&token, &count) in &self.counts {
-            let penalty = sampling.presence_penalty + sampling.frequency_penalty * count as f32;
+            let penalty = presence_penalty + frequency_penalty * count as f32;
             *biases.entry(token).or_default() -= penalty;
         }
         biases.into_iter().collect()

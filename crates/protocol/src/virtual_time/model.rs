@@ -31,7 +31,7 @@ pub(super) fn post(residual: u64, attended: u64, layer: u32) -> u64 {
 
 /// The token picked from a residual.
 pub(super) fn pick(residual: u64, sample: &Sample) -> u32 {
-    (mix(mix(residual, sample.seed), u64::from(sample.position)) % VOCAB) as u32
+    (mix(mix(residual, sample.sampling.seed), u64::from(sample.position)) % VOCAB) as u32
 }
 
 /// What a prompt must complete to, computed without any cluster.
