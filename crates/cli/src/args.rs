@@ -349,9 +349,12 @@ pub struct WorkerArgs {
     /// Cores to run on, such as 0,1
     #[arg(long, value_delimiter = ',')]
     pub cores: Vec<usize>,
-    /// Memory for contexts, such as 4GiB [default: half of the free memory]
+    /// Memory for contexts, such as 4GiB [default: half of the free memory; on a GPU, what weights leave]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub context_memory: Option<u64>,
+    /// What it computes on: cpu, cuda:N, or auto: the first GPU, or the CPU if there is none
+    #[arg(long, default_value_t, value_name = "DEVICE")]
+    pub device: Device,
     /// Kernel threads [default: one per available core]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
@@ -404,7 +407,7 @@ pub struct EngineArgs {
     #[arg(long, default_value_t = CHUNK_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub chunk: u32,
     /// Memory for contexts in each process that attends, such as 4GiB [default: half of the free
-    /// memory, in equal parts]
+    /// memory, in equal parts; on a GPU, all that weights leave]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub context_memory: Option<u64>,
     /// How keys and values are stored: bf16, or int8, which is half as large and less exact
@@ -421,21 +424,27 @@ pub struct EngineArgs {
     /// best]
     #[arg(long, env = "GLINTHAWK_ISA")]
     pub isa: Option<Isa>,
-    /// Where the model runs: cpu, cuda:N (one GPU holds the whole model and all contexts), or auto:
-    /// the first GPU, or the CPU if there is none
-    #[arg(long, default_value_t, value_name = "DEVICE")]
-    pub device: Device,
+    /// Where the model runs: cpu, cuda:N, or auto: the first GPU, or the CPU if there is none. In one process, a GPU
+    /// holds the whole model and all contexts. With --tier1 or --tier2, auto is the CPU, and cuda:N is for Tier 1: its
+    /// nodes get GPU N and those that follow. A list gives each Tier-1 node, or each node, its own: cuda:0,cuda:0
+    #[arg(long, default_value = "auto", value_name = "DEVICE", value_delimiter = ',')]
+    pub device: Vec<Device>,
 }
 
 impl EngineArgs {
+    /// The devices, if there is more than one.
+    fn listed_devices(&self) -> Vec<Device> {
+        if self.device.len() > 1 { self.device.clone() } else { Vec::new() }
+    }
+
     /// The options as a specification: an engine in this process.
     pub fn specification(&self) -> Specification {
         Specification {
             model: self.model.clone(),
-            device: self.device,
+            device: self.device[0],
             isa: self.isa,
             threads: self.threads,
-            topology: Topology::default(),
+            topology: Topology { devices: self.listed_devices(), ..Topology::default() },
             batch: self.batch,
             flights: self.flights,
             chunk: self.chunk,
@@ -461,6 +470,7 @@ impl RunArgs {
                 workers: cluster.workers,
                 secret_file: cluster.security.secret_file.clone(),
                 insecure: cluster.security.insecure,
+                devices: self.engine.listed_devices(),
                 delay: cluster.delay,
                 bandwidth: cluster.bandwidth,
             },

@@ -75,7 +75,7 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         ));
     }
     // Profiles and forecasts are of CPUs.
-    let survey = survey.filter(|_| opened.device.is_none());
+    let survey = survey.filter(|_| !opened.has_gpu());
     let expected = survey.as_ref().and_then(|survey| Expected::of(survey, prepared.standing()));
     if let Some(expected) = expected.as_ref().filter(|_| planned.is_none()) {
         let batch = outlook::chosen_batch(expected, &opened, &specification);
@@ -89,7 +89,7 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     });
     let mut running = with_bars(|tell| launch(&opened, &resolved, &interrupted, tell))?;
     let served =
-        with_bars(|tell| opened.identified(&running.kind, specification.context_type, tell));
+        with_bars(|tell| opened.identified(&running.kinds, specification.context_type, tell));
     let engine = &mut running.engine;
     // Opened last because this may empty the output: a bad option must not lose anything.
     let mut job = prepared.start(served)?;
@@ -163,8 +163,8 @@ fn known_model(
     if specification.topology.listen.is_some() {
         return Ok(None);
     }
-    let kind = opened.kind(isa(specification.isa)?);
-    Ok(Some(with_bars(|tell| opened.identified(&kind, specification.context_type, tell))))
+    let kinds = opened.kinds(isa(specification.isa)?, &specification.topology)?;
+    Ok(Some(with_bars(|tell| opened.identified(&kinds, specification.context_type, tell))))
 }
 
 /// What `--stats` holds: the run, and what was expected of it.

@@ -1,7 +1,7 @@
 //! `worker`: a process that joins a dispatcher, says what it does, and stays for the next job if asked to.
 
 use crate::args::WorkerArgs;
-use crate::progress::say;
+use crate::progress::{say, with_bars};
 use crate::units;
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
@@ -23,6 +23,7 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
     if !args.cores.is_empty() {
         keep_to_cores(&args.cores)?;
     }
+    let gpu = with_bars(|tell| args.device.open(tell))?;
     let options = WorkerOptions {
         join: args.join.clone(),
         token: Token::new(&token),
@@ -31,10 +32,12 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
         place: args.place,
         isa: isa(args.isa)?,
         threads: threads(args.threads)?,
-        memory_bytes: match args.context_memory {
-            Some(bytes) => bytes,
-            None => free_memory_bytes()? / 2,
+        memory_bytes: match (args.context_memory, &gpu) {
+            (Some(bytes), _) => bytes,
+            (None, Some(_)) => u64::MAX,
+            (None, None) => free_memory_bytes()? / 2,
         },
+        gpu,
         patient: args.stay,
         // For local processes, which have a place, `run` says what there is to know.
         news: if args.place.is_some() { |_| () } else { tell },

@@ -3,6 +3,8 @@
 use crate::error::ClusterError;
 use crate::layout::Layout;
 use crate::report::NodeReport;
+use glinthawk_compute::ComputeError;
+use glinthawk_compute::cuda::CudaDevice;
 use glinthawk_flight::{Buffer, Message};
 use glinthawk_model::{ModelConfig, ModelIdentity, Tensor};
 use serde::{Deserialize, Serialize};
@@ -49,12 +51,29 @@ pub struct Offer {
     pub place: Option<u32>,
     /// Kernel threads.
     pub threads: u32,
-    /// What its kernels run on: its best instruction set, by name.
+    /// What its kernels run on: its best instruction set, by name, or its kind of GPU.
     pub kind: String,
+    /// The GPU's memory; `None` on a CPU.
+    pub gpu: Option<GpuOffer>,
     /// Memory it has for contexts, in bytes.
     pub memory_bytes: u64,
     /// Port at which it accepts its neighbours.
     pub port: u16,
+}
+
+/// A GPU that a worker brings, perhaps together with others.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct GpuOffer {
+    /// What tells it from every other GPU.
+    pub uuid: [u8; 16],
+    /// Its free memory: for weights, and for contexts what they leave.
+    pub free_bytes: u64,
+}
+
+impl GpuOffer {
+    pub(crate) fn of(device: &CudaDevice) -> Result<Self, ComputeError> {
+        Ok(Self { uuid: device.uuid()?, free_bytes: device.memory_free_bytes()? })
+    }
 }
 
 /// What a worker is to be.

@@ -48,6 +48,22 @@ pub enum ClusterError {
         /// The longest context that would fit.
         context_fits: u64,
     },
+    /// Weights and buffers that do not fit on a GPU.
+    #[error(
+        "weights and buffers take {} beside contexts, and the GPU has {} free, {} too little: {remedy}",
+        size(*needed_bytes), size(*free_bytes), size(needed_bytes.saturating_sub(*free_bytes))
+    )]
+    GpuMemory {
+        /// What they take.
+        needed_bytes: u64,
+        /// What there is.
+        free_bytes: u64,
+        /// What would fit.
+        remedy: String,
+    },
+    /// Contexts that a GPU does not keep.
+    #[error("a GPU keeps contexts in bf16 only: leave --context-type out, or use --device cpu")]
+    GpuContextType,
     /// More slices than layers.
     #[error("{slices} Tier-1 nodes for a model of {layers} layers: at most one node a layer")]
     Slices {
@@ -75,7 +91,9 @@ pub enum ClusterError {
     #[error("unreadable message: {0}")]
     Control(String),
     /// A worker says that it cannot go on.
-    #[error("worker {name} failed: {reason}")]
+    #[error(
+        "worker {name} failed: {reason}; what is finished is in the output, the same command continues"
+    )]
     Failed {
         /// The worker.
         name: String,

@@ -5,7 +5,7 @@ use crate::error::ClusterError;
 use crate::fabric::{Fabric, FabricEvent};
 use crate::layout::Layout;
 use crate::report::{NodeReport, peak_memory_bytes};
-use crate::span::Tracer;
+use crate::span::{Span, Tracer};
 use glinthawk_compute::cuda::{CudaDevice, CudaModel, StepLimits};
 use glinthawk_compute::{ComputeError, Threads};
 use glinthawk_model::Model;
@@ -89,9 +89,11 @@ impl Fabric for GpuFabric {
     fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {
         let Some((launch, arrived, started)) = self.computing.take() else { return Ok(()) };
         let tokens = self.model.tokens().map_err(|error| self.failed(&launch, error))?;
-        let rows = launch.rows.len();
-        self.report.record(rows, started, std::iter::once(arrived));
-        self.tracer.record(started, 0, launch.step.shard.flight, 1, rows);
+        let (rows, flight, busy) = (launch.rows.len(), launch.step.shard.flight, started.elapsed());
+        self.report.record(rows, busy, 1, started.saturating_duration_since(arrived));
+        let (length_ns, rows) = (busy.as_nanos() as u64, rows as u32);
+        let span = Span { start_ns: 0, length_ns, layer: 0, flight, shards: 1, rows };
+        self.tracer.record(started, span);
         self.submit_next()?;
         events.push(FabricEvent::Home(Home { step: launch.step, tokens }));
         Ok(())

@@ -1,7 +1,7 @@
 //! Who hosts what: slices of layers, lanes, and the pages of each lane.
 
 use crate::error::ClusterError;
-use glinthawk_compute::{ContextSpec, ContextType, CpuContext};
+use glinthawk_compute::{ContextSpec, ContextType, CpuContext, SliceSpec};
 use glinthawk_flight::{PAGE_POSITIONS, pages_for};
 use glinthawk_model::{ModelConfig, even_slices};
 use glinthawk_protocol::{DispatcherConfig, Merge, OVERSUBSCRIPTION, lane_pages};
@@ -107,6 +107,12 @@ impl Layout {
         start..start + lengths[slice]
     }
 
+    /// Bytes of a page of a slice.
+    pub fn page_bytes(&self, config: &ModelConfig, slice: usize) -> u64 {
+        let layers = self.layers(config.layers, slice).len();
+        CpuContext::page_bytes(config, layers, self.context_type) as u64
+    }
+
     /// Pages of a slice's attention worker with this much memory: as many as fit, but no more than
     /// could ever be used. Every worker must hold one longest context, so that memory never decides
     /// what a completion says.
@@ -116,8 +122,7 @@ impl Layout {
         slice: usize,
         memory_bytes: u64,
     ) -> Result<u32, ClusterError> {
-        let layers = self.layers(config.layers, slice).len();
-        let page_bytes = CpuContext::page_bytes(config, layers, self.context_type) as u64;
+        let page_bytes = self.page_bytes(config, slice);
         let held = memory_bytes / page_bytes;
         let pages = lane_pages(held, self.context_max, self.slots().into());
         pages.ok_or(ClusterError::ContextMemory {
@@ -126,6 +131,17 @@ impl Layout {
             given_bytes: memory_bytes,
             context_fits: held * u64::from(PAGE_POSITIONS),
         })
+    }
+
+    /// What a slice's Tier-1 node holds.
+    pub fn slice(&self, config: &ModelConfig, slice: usize) -> SliceSpec {
+        SliceSpec {
+            layers: self.layers(config.layers, slice),
+            embeds: slice == 0,
+            classifies: slice + 1 == self.slices,
+            slab_rows: self.slab_rows(),
+            batch_rows: self.rows_max(),
+        }
     }
 
     /// The contexts of a slice's attention worker that has so many pages.

@@ -2,6 +2,7 @@
 //! `glinthawk-protocol`. One process is a cluster whose messages are function calls.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod control;
 mod engine;
 mod error;
@@ -12,6 +13,7 @@ mod kinds;
 mod layout;
 mod local;
 mod memory;
+mod meter;
 mod muster;
 pub mod net;
 mod news;
@@ -32,19 +34,20 @@ mod weights;
 mod wire;
 mod worker;
 
+pub use budget::gpu_remedy;
 pub use control::{Link, Role};
 pub use engine::{Counted, Engine, EngineEvent};
 pub use error::ClusterError;
 pub use estimate::{Estimate, Lines, Pace};
 pub use fabric::{Fabric, FabricEvent};
 pub use gpu::GpuFabric;
-pub use kinds::Kinds;
+pub use kinds::{Kinds, NodeKind};
 pub use layout::{Crowd, Layout};
 pub use local::{Kernels, LocalFabric};
 pub use memory::free_memory_bytes;
 pub use muster::{ClusterSpec, Muster, Mustered};
 pub use news::WorkerNews;
-pub use processes::{Processes, TOKEN_VARIABLE, keep_to_cores};
+pub use processes::{LocalWorker, Processes, TOKEN_VARIABLE, keep_to_cores};
 pub use pump::run_job;
 pub use remote::RemoteFabric;
 pub use report::{NodeReport, Traffic, peak_memory_bytes};

@@ -10,7 +10,7 @@ use crate::payload::Payload;
 use crate::processes::keep_to_cores;
 use crate::report::{NodeReport, peak_memory_bytes};
 use crate::tier1_kernels::Tier1Place;
-use glinthawk_compute::{CpuBackend, CpuWeights, Isa, Threads, allowed_cores};
+use glinthawk_compute::{Backend, CpuBackend, CpuWeights, Isa, Threads, allowed_cores};
 use glinthawk_flight::{Buffer, Pool};
 use glinthawk_model::{Model, ModelConfig};
 use glinthawk_protocol::{Home, Launch, Outgoing, Parcel};
@@ -221,7 +221,8 @@ impl Stack {
         backend.threads.pin_caller();
         let tier1 = nodes::tier1(backend, weights, place, &layout, &config);
         let lanes = BTreeMap::from([(lane as u32, tier2)]);
-        let nodes = Nodes { slice: 0, tier1: Some(tier1), lanes, attends_first: true };
+        let (tier1, works_max) = (Some(tier1), CpuBackend::WORKS_AHEAD);
+        let nodes = Nodes { slice: 0, tier1, lanes, attends_first: true, works_max };
         let lane = (layout.lanes() > 1).then_some(lane);
         Ok(Self { nodes, outbox: Vec::new(), lane })
     }

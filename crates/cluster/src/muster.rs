@@ -1,8 +1,9 @@
 //! Gathering workers and giving them roles: the dispatcher's side of a cluster's start.
 
+use crate::budget::{Budget, Placed};
 use crate::control::{Control, Link, Offer, Role};
 use crate::error::ClusterError;
-use crate::kinds::Kinds;
+use crate::kinds::{Kinds, NodeKind};
 use crate::layout::Layout;
 use crate::net::{Config, Controller, Encryption, Event, Peer, Token};
 use crate::remote::{Node, RemoteFabric, name_of};
@@ -32,9 +33,9 @@ pub struct ClusterSpec<'a> {
     pub identity: ModelIdentity,
     /// The name by which workers look for it on their own disks.
     pub model_name: String,
-    /// The best instruction set that a node may use; `None` leaves each its own best.
+    /// The best instruction set that a node on a CPU may use; `None` leaves each its own best.
     pub isa: Option<Isa>,
-    /// Memory for contexts of each attention worker; `None` takes what each offers.
+    /// Memory for contexts of each attention worker, at most what a GPU has left; `None` takes what each offers.
     pub context_memory_bytes: Option<u64>,
     /// Artificial link between the tiers.
     pub link: Link,
@@ -103,24 +104,25 @@ impl Muster {
             self.gather(event);
         }
         let (tier1, tier2) = self.cast(layout)?;
-        let memory =
-            |peer: &Peer| spec.context_memory_bytes.unwrap_or(self.offer(*peer).memory_bytes);
-        let mut lane_pages = vec![u32::MAX; layout.lanes()];
-        let mut memory_min = u64::MAX;
-        for slice in 0..layout.slices {
-            let own = (layout.local_lanes > 0).then_some(&tier1[slice]);
-            let lanes = own.into_iter().chain(&tier2[slice]);
-            for (lane, peer) in lanes.enumerate() {
-                let pages = layout.pages(spec.model.config(), slice, memory(peer))?;
-                lane_pages[lane] = lane_pages[lane].min(pages);
-                memory_min = memory_min.min(memory(peer));
-            }
+        let first_remote = layout.local_lanes as u32;
+        let mut placed = Vec::new();
+        for (slice, (&peer, workers)) in tier1.iter().zip(&tier2).enumerate() {
+            let (offer, lane) = (self.offer(peer), (first_remote > 0).then_some(0));
+            placed.push(Placed { offer, slice, has_weights: true, lane });
+            placed.extend((first_remote..).zip(workers).map(|(lane, &peer)| {
+                let (offer, lane) = (self.offer(peer), Some(lane));
+                Placed { offer, slice, has_weights: false, lane }
+            }));
         }
+        let config = spec.model.config();
+        let budget = Budget::new(layout, config, spec.context_memory_bytes, &placed)?;
+        let Budget { lane_pages, memory_bytes_min } = budget;
         let (nodes, kinds) = self.send_roles(spec, &lane_pages, &tier1, &tier2)?;
         let threads = self.offer(tier1[0]).threads as usize;
         self.serve_until_ready(spec.model, &nodes, tick)?;
         let fabric = RemoteFabric::new(self.controller, tier1[0], nodes);
-        Ok(Mustered { fabric, lane_pages, kinds, threads, context_memory_bytes: memory_min })
+        let context_memory_bytes = memory_bytes_min;
+        Ok(Mustered { fabric, lane_pages, kinds, threads, context_memory_bytes })
     }
 
     fn offers(&self) -> usize {
@@ -166,7 +168,10 @@ impl Muster {
                 None => {}
             }
         }
-        let strength = |peer: Peer| self.offer(peer).kind.parse::<Isa>().unwrap_or(Isa::Portable);
+        let strength = |peer: Peer| {
+            let Offer { gpu, kind, .. } = self.offer(peer);
+            (gpu.is_some(), kind.parse::<Isa>().unwrap_or(Isa::Portable))
+        };
         open.sort_by_key(|peer| Reverse((strength(*peer), self.offer(*peer).threads)));
         let wanted = tier1_needed.saturating_sub(cast[0].len()).min(open.len());
         let rest = open.split_off(wanted);
@@ -187,9 +192,13 @@ impl Muster {
         Ok((tier1, by_slice))
     }
 
-    /// What a worker's kernels are to run on: its own best, unless the user wants less of all.
+    /// What a worker's kernels are to run on: its GPU, or its own best, unless the user wants less of all CPUs.
     fn kind(&self, peer: Peer, best: Option<Isa>) -> Result<String, ClusterError> {
-        let own: Isa = self.offer(peer).kind.parse()?;
+        let Offer { gpu, kind, .. } = self.offer(peer);
+        if gpu.is_some() {
+            return Ok(kind.clone());
+        }
+        let own: Isa = kind.parse()?;
         Ok(best.map_or(own, |best| own.min(best)).name().to_owned())
     }
 
@@ -227,7 +236,12 @@ impl Muster {
                 roles.push((worker, role(slice, Some(lane), Some(address(peer)), kind)));
             }
         }
-        let kinds = Kinds::new(roles.iter().map(|(_, role)| (role.name(), role.kind.clone())));
+        let kinds = Kinds::new(roles.iter().map(|(_, role)| NodeKind {
+            name: role.name(),
+            kind: role.kind.clone(),
+            has_weights: role.lane.is_none(),
+            attends: role.lane.is_some() || first_remote > 0,
+        }));
         let mut nodes = BTreeMap::new();
         for (peer, role) in roles {
             let node = Node { name: role.name(), lane: role.lane };

@@ -6,9 +6,9 @@ use crate::payload::Payload;
 use crate::report::NodeReport;
 use crate::tier1_kernels::{Tier1Kernels, Tier1Place};
 use crate::tier2_kernels::Tier2Kernels;
-use glinthawk_compute::{Backend, SliceSpec};
+use glinthawk_compute::Backend;
 use glinthawk_model::{Model, ModelConfig};
-use glinthawk_protocol::{Driver, Tier1Node, Tier2Node};
+use glinthawk_protocol::{Driver, Stage, Started, Tier1Node, Tier2Node};
 
 type PayloadOf<B> = Payload<<B as Backend>::Buffer>;
 
@@ -23,13 +23,7 @@ pub(crate) fn load_slice<B: Backend>(
     backend: &B,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<B::Weights, ClusterError> {
-    let spec = SliceSpec {
-        layers: layout.layers(model.config().layers, place.slice),
-        embeds: place.first,
-        classifies: place.last,
-        slab_rows: layout.slab_rows(),
-        batch_rows: layout.rows_max(),
-    };
+    let spec = layout.slice(model.config(), place.slice);
     Ok(backend.weights(model, &spec, progress)?)
 }
 
@@ -60,6 +54,16 @@ pub(crate) fn tier2<B: Backend>(
     let (name, width) = (format!("tier2-{slice}-{lane}"), config.query_width());
     let kernels = Tier2Kernels::new(name, backend, context, width, trace);
     Ok((Tier2Node::new(layout.slots(), pages), kernels))
+}
+
+/// Whether what follows from started work is only for kernels of the same device. Tokens are for the dispatcher.
+pub(crate) fn stays<B>(work: &Started<Payload<B>>) -> bool {
+    match work {
+        Started::Tier1(work) => {
+            work.stage != Stage::Exit && work.tasks.iter().all(|task| task.payload.stays())
+        }
+        Started::Tier2(work) => work.payload.stays(),
+    }
 }
 
 /// What the nodes did so far, Tier 1 first.

@@ -25,6 +25,11 @@ impl<B> Payload<B> {
         Self { activations: Activations::Host(buffer), since }
     }
 
+    /// Whether the kernels of this device are all that ever sees it.
+    pub fn stays(&self) -> bool {
+        matches!(self.activations, Activations::Device(_))
+    }
+
     /// Takes the activations out, onto this node's device.
     pub fn take(&mut self, backend: &impl Backend<Buffer = B>) -> Result<B, ComputeError> {
         let nothing = Activations::Host(Buffer::default());

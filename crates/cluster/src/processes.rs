@@ -2,7 +2,6 @@
 //! and always ended.
 
 use crate::error::ClusterError;
-use crate::layout::Layout;
 use glinthawk_compute::allowed_cores;
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -22,21 +21,34 @@ pub struct Processes {
     children: Vec<(String, Child)>,
 }
 
+/// A process to start.
+#[derive(Clone, Debug)]
+pub struct LocalWorker {
+    /// Its tier.
+    pub tier: usize,
+    /// What it computes on, as `--device` takes it.
+    pub device: String,
+    /// Whether that is a GPU.
+    pub has_gpu: bool,
+    /// Memory for contexts; `None` is what a GPU has left.
+    pub memory_bytes: Option<u64>,
+}
+
+/// Cores of a process on a GPU that others need cores beside: one gives it work, one is the network's.
+const GPU_CORES: usize = 2;
+
 impl Processes {
-    /// Starts the workers of a layout as `executable worker --join ADDRESS …`.
+    /// Starts workers as `executable worker --join ADDRESS …`.
     pub fn start(
         executable: &Path,
-        layout: &Layout,
+        workers: &[LocalWorker],
         address: SocketAddr,
         token: &str,
-        memory_bytes: u64,
     ) -> Result<Self, ClusterError> {
-        let tier2 = layout.slices * layout.tier2;
-        let tiers = std::iter::repeat_n(1, layout.slices).chain(std::iter::repeat_n(2, tier2));
-        let shares = core_shares(layout.slices + tier2);
         let mut processes = Self { children: Vec::new() };
         let mut places = [0, 0];
-        for (tier, cores) in tiers.zip(shares) {
+        for (worker, cores) in workers.iter().zip(shares(&allowed_cores(), workers)) {
+            let LocalWorker { tier, device, memory_bytes, .. } = worker;
             let place = places[tier - 1];
             places[tier - 1] += 1;
             let name = format!("tier{tier}-{place}");
@@ -45,13 +57,16 @@ impl Processes {
             command
                 .args(["worker", "--join", &address.to_string(), "--tier", &tier.to_string()])
                 .args(["--place", &place.to_string(), "--cores", &cores.join(",")])
-                .args(["--context-memory", &memory_bytes.to_string()])
+                .args(["--device", device])
                 .env(TOKEN_VARIABLE, token)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())
                 // Ctrl-C is for the dispatcher, which ends its workers in good order.
                 .process_group(0);
+            if let Some(bytes) = memory_bytes {
+                command.args(["--context-memory", &bytes.to_string()]);
+            }
             let mut child =
                 command.spawn().map_err(ClusterError::io(format!("cannot start worker {name}")))?;
             relay(&name, &mut child);
@@ -105,10 +120,22 @@ fn relay(name: &str, child: &mut Child) {
     });
 }
 
-/// The cores of each of `count` processes: even shares. With more processes than cores, each gets
-/// one core and shares it.
-fn core_shares(count: usize) -> Vec<Vec<usize>> {
-    let cores = allowed_cores();
+/// The cores of each process. Those on GPUs have a few each if others compute on cores, which share the rest.
+fn shares(cores: &[usize], workers: &[LocalWorker]) -> Vec<Vec<usize>> {
+    let on_gpus = workers.iter().filter(|worker| worker.has_gpu).count();
+    let on_cores = workers.len() - on_gpus;
+    if on_gpus == 0 || on_cores == 0 || on_gpus * GPU_CORES + on_cores > cores.len() {
+        return even_shares(cores, workers.len());
+    }
+    let (few, rest) = cores.split_at(on_gpus * GPU_CORES);
+    let mut few = few.chunks(GPU_CORES).map(<[usize]>::to_vec);
+    let mut rest = even_shares(rest, on_cores).into_iter();
+    let share = |worker: &LocalWorker| if worker.has_gpu { few.next() } else { rest.next() };
+    workers.iter().map(share).map(|cores| cores.expect("as many shares as workers")).collect()
+}
+
+/// Even shares of cores for `count` processes. With more processes than cores, each gets one core and shares it.
+fn even_shares(cores: &[usize], count: usize) -> Vec<Vec<usize>> {
     if count >= cores.len() {
         return (0..count).map(|index| vec![cores[index % cores.len()]]).collect();
     }
@@ -132,4 +159,32 @@ pub fn keep_to_cores(cores: &[usize]) -> Result<(), ClusterError> {
         set.set(core);
     }
     rustix::thread::sched_setaffinity(None, &set).map_err(|error| refused(error.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The cores of processes, of which `true` ones are on a GPU.
+    fn check(cores: usize, on_gpus: &[bool], expected: &[&[usize]]) {
+        let worker = |&has_gpu: &bool| LocalWorker {
+            tier: 1,
+            device: String::new(),
+            has_gpu,
+            memory_bytes: None,
+        };
+        let workers: Vec<LocalWorker> = on_gpus.iter().map(worker).collect();
+        let cores: Vec<usize> = (0..cores).collect();
+        assert_eq!(shares(&cores, &workers), expected, "{on_gpus:?}");
+    }
+
+    #[test]
+    fn processes_that_compute_on_cores_have_those_that_gpus_leave() {
+        check(4, &[false, false], &[&[0, 1], &[2, 3]]);
+        check(2, &[false, false, false], &[&[0], &[1], &[0]]);
+        check(8, &[true, false], &[&[0, 1], &[2, 3, 4, 5, 6, 7]]);
+        check(8, &[false, true, false], &[&[2, 3, 4], &[0, 1], &[5, 6, 7]]);
+        check(8, &[true, true], &[&[0, 1, 2, 3], &[4, 5, 6, 7]]);
+        check(2, &[true, false], &[&[0], &[1]]);
+    }
 }

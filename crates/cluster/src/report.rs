@@ -5,7 +5,7 @@ use crate::span::Span;
 use glinthawk_flight::KINDS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Counters of one node.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -52,22 +52,15 @@ impl NodeReport {
         Self { name, tier, ..Self::default() }
     }
 
-    /// Counts a batch of shards that arrived at these times.
-    pub(crate) fn record(
-        &mut self,
-        rows: usize,
-        started: Instant,
-        arrivals: impl Iterator<Item = Instant>,
-    ) {
-        let busy_ns = nanoseconds(started.elapsed());
+    /// Counts a batch of shards that waited so long, all together.
+    pub(crate) fn record(&mut self, rows: usize, busy: Duration, shards: usize, waited: Duration) {
+        let busy_ns = nanoseconds(busy);
         self.busy_ns += busy_ns;
         self.batches += 1;
         self.rows += rows as u64;
         self.rows_max = self.rows_max.max(rows as u64);
-        for arrived in arrivals {
-            self.shard_busy_ns += busy_ns;
-            self.shard_wait_ns += nanoseconds(started.saturating_duration_since(arrived));
-        }
+        self.shard_busy_ns += busy_ns * shards as u64;
+        self.shard_wait_ns += nanoseconds(waited);
     }
 
     /// Takes over what went over the network.

@@ -10,26 +10,42 @@ use crate::station::{Heard, IDLE, Station};
 use crate::tier1_kernels::Tier1Place;
 use crate::weights::model_of;
 use crate::wire;
-use glinthawk_compute::{Backend, CpuBackend, CpuContext};
-use glinthawk_flight::{Buffer, Kind, Message};
-use glinthawk_protocol::{Launch, NodeAddress, Outgoing, Parcel};
-use std::collections::BTreeMap;
+use glinthawk_compute::Backend;
+use glinthawk_flight::{Kind, Message};
+use glinthawk_protocol::{Launch, NodeAddress, Outgoing, Parcel, Started};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-struct Server<'a> {
+/// How often a worker looks whether its device is done before it sleeps between two looks, and for how long it sleeps.
+const LOOKS: u32 = 64;
+const NAP: Duration = Duration::from_micros(20);
+
+struct Server<'a, B: Backend> {
     station: &'a Station,
-    nodes: Nodes<CpuBackend>,
+    backend: B,
+    nodes: Nodes<B>,
     /// The nodes elsewhere that send to these or are sent to.
     peers: BTreeMap<NodeAddress, Peer>,
+    /// What the device was given and is not known to be done with, in order.
+    given: VecDeque<Given<B>>,
+    outbox: Vec<Outgoing<Payload<B::Buffer>>>,
 }
 
-/// Runs a worker in its role to its end.
-pub(crate) fn run(station: &Arc<Station>) -> Result<(), ClusterError> {
+/// Work that a device was given.
+struct Given<B: Backend> {
+    /// What is ended when the device is done; `None` if it was ended when it was given.
+    work: Option<Started<Payload<B::Buffer>>>,
+    end: B::Mark,
+}
+
+/// Runs a worker in its role to its end, on a device.
+pub(crate) fn run<B: Backend>(station: &Arc<Station>, backend: B) -> Result<(), ClusterError> {
     let slice = station.role.slice;
-    let (tier1, lanes) = (None, BTreeMap::new());
-    let nodes = Nodes { slice, tier1, lanes, attends_first: false };
-    let mut server = Server { station, nodes, peers: BTreeMap::new() };
+    let (tier1, lanes, works_max) = (None, BTreeMap::new(), B::WORKS_AHEAD);
+    let nodes = Nodes { slice, tier1, lanes, attends_first: false, works_max };
+    let (peers, given, outbox) = (BTreeMap::new(), VecDeque::new(), Vec::new());
+    let mut server = Server { station, backend, nodes, peers, given, outbox };
     match station.role.lane {
         None => server.be_tier1(station)?,
         Some(lane) => server.be_tier2(lane)?,
@@ -40,7 +56,7 @@ pub(crate) fn run(station: &Arc<Station>) -> Result<(), ClusterError> {
     Ok(())
 }
 
-impl Server<'_> {
+impl<B: Backend> Server<'_, B> {
     /// Makes the slice's Tier-1 node, with a lane of its own if the plan gives it one, and waits until every
     /// other lane and the slice before have introduced themselves.
     fn be_tier1(&mut self, station: &Arc<Station>) -> Result<(), ClusterError> {
@@ -54,12 +70,12 @@ impl Server<'_> {
                 (station.news)(WorkerNews::Loading(&model, total));
             }
         };
-        let weights = nodes::load_slice(&model, layout, &place, &station.backend, progress)?;
-        let backend = station.backend.clone();
+        let weights = nodes::load_slice(&model, layout, &place, &self.backend, progress)?;
+        let backend = self.backend.clone();
         self.nodes.tier1 = Some(nodes::tier1(backend, weights, place, layout, &role.config));
         let local = layout.local_lanes as u32;
         (0..local).try_for_each(|lane| self.add_lane(lane))?;
-        station.backend.threads.pin_caller();
+        station.threads.pin_caller();
         self.peers.insert(NodeAddress::Dispatcher, station.dispatcher);
         if let Some(next) = station.dial_neighbour(None)? {
             self.peers.insert(NodeAddress::Tier1(slice + 1), next);
@@ -103,7 +119,7 @@ impl Server<'_> {
 
     fn be_tier2(&mut self, lane: u32) -> Result<(), ClusterError> {
         self.add_lane(lane)?;
-        self.station.backend.threads.pin_caller();
+        self.station.threads.pin_caller();
         let tier1 = self.station.dial_neighbour(Some(lane))?;
         let tier1 = tier1.expect("a Tier-2 node has a Tier-1 node to dial");
         self.station.shape(tier1);
@@ -114,45 +130,77 @@ impl Server<'_> {
     fn add_lane(&mut self, lane: u32) -> Result<(), ClusterError> {
         let role = &self.station.role;
         let (layout, slice, pages) = (&role.layout, role.slice, role.lane_pages[lane as usize]);
-        let backend = self.station.backend.clone();
+        let backend = self.backend.clone();
         let node = nodes::tier2(backend, (slice, lane), pages, role.trace, layout, &role.config)?;
-        let layers = layout.layers(role.config.layers, slice).len();
-        let page_bytes = CpuContext::page_bytes(&role.config, layers, layout.context_type) as u64;
+        let page_bytes = layout.page_bytes(&role.config, slice);
         (self.station.news)(WorkerNews::Contexts(u64::from(pages) * page_bytes));
         self.nodes.lanes.insert(lane, node);
         Ok(())
     }
 
-    /// Takes in everything that is here, computes something, sends what follows; until the job is over.
+    /// Takes in everything that is here, starts something, sends what follows from what is done; until the job is over.
     fn serve(&mut self) -> Result<(), ClusterError> {
-        let mut outbox = Vec::new();
         let mut wait = Duration::ZERO;
+        let mut looks = 0;
         loop {
             while let Some(heard) = self.station.hear(wait)? {
                 if self.take(heard)? {
                     return Ok(());
                 }
-                wait = Duration::ZERO;
+                (wait, looks) = (Duration::ZERO, 0);
             }
-            let Some(work) = self.nodes.start()? else {
-                wait = IDLE;
-                continue;
+            let started = self.start_next()?;
+            let finished = self.finish_done()?;
+            looks = if started || finished { 0 } else { looks + 1 };
+            wait = match self.given.is_empty() {
+                _ if looks == 0 => Duration::ZERO,
+                true => IDLE,
+                // A device goes on by itself, and the worker with messages.
+                false if looks < LOOKS => Duration::ZERO,
+                false => NAP,
             };
-            // A device goes on by itself, and the worker with messages.
-            while !self.station.backend.is_done()? {
-                if let Some(heard) = self.station.hear(Duration::ZERO)?
-                    && self.take(heard)?
-                {
-                    return Ok(());
-                }
-            }
-            self.nodes.finish(work, &mut outbox)?;
-            outbox.drain(..).try_for_each(|outgoing| self.send(outgoing))?;
-            wait = Duration::ZERO;
         }
     }
 
-    fn send(&mut self, outgoing: Outgoing<Payload<Buffer>>) -> Result<(), ClusterError> {
+    /// Gives the device its next work, unless it has enough.
+    fn start_next(&mut self) -> Result<bool, ClusterError> {
+        if self.given.len() >= B::WORKS_AHEAD {
+            return Ok(false);
+        }
+        let Some(work) = self.nodes.start()? else { return Ok(false) };
+        let end = self.backend.mark()?;
+        // What only the device's own kernels see next, they see in their order.
+        let work = match nodes::stays(&work) {
+            true => self.finish(work).map(|()| None)?,
+            false => Some(work),
+        };
+        self.given.push_back(Given { work, end });
+        Ok(true)
+    }
+
+    /// Ends the works that the device is done with.
+    fn finish_done(&mut self) -> Result<bool, ClusterError> {
+        let mut finished = false;
+        while let Some(Given { end, .. }) = self.given.front()
+            && self.backend.is_done(end)?
+        {
+            finished = true;
+            if let Some(Given { work: Some(work), .. }) = self.given.pop_front() {
+                self.finish(work)?;
+            }
+        }
+        Ok(finished)
+    }
+
+    fn finish(&mut self, work: Started<Payload<B::Buffer>>) -> Result<(), ClusterError> {
+        let mut outbox = std::mem::take(&mut self.outbox);
+        self.nodes.finish(work, &mut outbox)?;
+        outbox.drain(..).try_for_each(|outgoing| self.send(outgoing))?;
+        self.outbox = outbox;
+        Ok(())
+    }
+
+    fn send(&mut self, outgoing: Outgoing<Payload<B::Buffer>>) -> Result<(), ClusterError> {
         let Outgoing { to, rows, parcel } = outgoing;
         let Some(&peer) = self.peers.get(&to) else {
             self.nodes.deliver(parcel)?;
@@ -198,7 +246,7 @@ impl Server<'_> {
         peer: Peer,
         message: Message,
         arrived: Instant,
-    ) -> Result<Parcel<Payload<Buffer>>, ClusterError> {
+    ) -> Result<Parcel<Payload<B::Buffer>>, ClusterError> {
         let (config, slice) = (&self.station.role.config, self.nodes.slice);
         let row_bytes = match (message.kind(), self.node_at(peer)) {
             (Kind::Launch, Some(NodeAddress::Dispatcher)) => 0,

@@ -38,27 +38,12 @@ impl Tracer {
         }
     }
 
-    /// Records a batch that began at `started` and ends now.
-    pub(crate) fn record(
-        &mut self,
-        started: Instant,
-        layer: u32,
-        flight: u32,
-        shards: usize,
-        rows: usize,
-    ) {
+    /// Records a batch that began at `started`.
+    pub(crate) fn record(&mut self, started: Instant, span: Span) {
         let Some((origin, origin_ns)) = self.origin else { return };
         if self.spans.len() < SPANS_MAX {
             let start_ns = origin_ns + started.saturating_duration_since(origin).as_nanos() as u64;
-            let length_ns = started.elapsed().as_nanos() as u64;
-            self.spans.push(Span {
-                start_ns,
-                length_ns,
-                layer,
-                flight,
-                shards: shards as u32,
-                rows: rows as u32,
-            });
+            self.spans.push(Span { start_ns, ..span });
         }
     }
 

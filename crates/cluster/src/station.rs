@@ -5,10 +5,10 @@ use crate::error::ClusterError;
 use crate::net::{ConnectError, Controller, Event, LinkShape, LostReason, Peer};
 use crate::news::WorkerNews;
 use crate::report::{NodeReport, peak_memory_bytes};
-use glinthawk_compute::CpuBackend;
+use glinthawk_compute::Threads;
 use glinthawk_flight::{Buffer, Kind, Message};
 use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a worker tries to reach its dispatcher or its neighbour.
@@ -26,8 +26,8 @@ pub(crate) struct Station {
     pub controller: Controller,
     pub dispatcher: Peer,
     pub role: Role,
-    /// What its kernels run on.
-    pub backend: CpuBackend,
+    /// The threads of its kernels.
+    pub threads: Arc<Threads>,
     /// Hears what this worker does.
     pub news: fn(WorkerNews<'_>),
     /// Events that arrived while waiting for something else.

@@ -2,9 +2,9 @@
 
 use crate::error::ClusterError;
 use crate::layout::Layout;
+use crate::meter::{Batch, Meter};
 use crate::payload::{Activations, Payload};
 use crate::report::NodeReport;
-use crate::span::Tracer;
 use glinthawk_compute::{Backend, ComputeError, ShardIn, ShardOut, WeightKernels};
 use glinthawk_model::ModelConfig;
 use glinthawk_protocol::{Compute, Launch, Sample, Stage, Task, Tier1Work};
@@ -56,10 +56,7 @@ pub(crate) struct Tier1Kernels<B: Backend> {
     layers: u32,
     hidden: usize,
     qkv_width: usize,
-    /// When the last batch was begun.
-    started: Instant,
-    report: NodeReport,
-    tracer: Tracer,
+    meter: Meter<B>,
 }
 
 impl<B: Backend> Tier1Kernels<B> {
@@ -71,31 +68,45 @@ impl<B: Backend> Tier1Kernels<B> {
         layers: u32,
         config: &ModelConfig,
     ) -> Self {
+        let name = format!("tier1-{}", place.slice);
         Self {
+            meter: Meter::new(backend.clone(), name, 1, place.trace),
             backend,
             weights,
             place,
             layers,
             hidden: config.hidden,
             qkv_width: config.qkv_width(),
-            started: Instant::now(),
-            report: NodeReport::new(format!("tier1-{}", place.slice), 1),
-            tracer: Tracer::new(place.trace),
         }
     }
 
     /// Counters so far.
     pub fn report(&self) -> NodeReport {
-        NodeReport { spans: self.tracer.spans(), ..self.report.clone() }
+        self.meter.report()
     }
 
-    fn failed(&self, stage: Stage, source: ComputeError) -> ClusterError {
-        let kernel = match stage {
+    fn failed(&self, work: &Work<B>, source: ComputeError) -> ClusterError {
+        let stage = match work.stage {
             Stage::Enter => "the slice's entry".to_owned(),
             Stage::Middle(layer) => format!("the way from layer {layer} to {}", layer + 1),
             Stage::Exit => "the slice's exit".to_owned(),
         };
-        ClusterError::kernel(&self.report.name, kernel, source)
+        let kernel = format!("{stage}, {} rows", work.rows());
+        ClusterError::kernel(self.meter.name(), kernel, source)
+    }
+
+    fn batch(&self, work: &Work<B>) -> Batch {
+        Batch {
+            layer: match work.stage {
+                Stage::Enter => 0,
+                Stage::Middle(layer) => layer + 1,
+                Stage::Exit => self.layers,
+            },
+            flight: work.tasks[0].launch.step.shard.flight,
+            shards: work.tasks.len(),
+            rows: work.rows(),
+            waited: work.tasks.iter().map(|task| task.payload.since.elapsed()).sum(),
+        }
     }
 
     fn slab(&self, launch: &Launch) -> Range<usize> {
@@ -214,28 +225,21 @@ impl<B: Backend> Compute<Work<B>> for Tier1Kernels<B> {
     type Error = ClusterError;
 
     fn start(&mut self, work: &mut Work<B>) -> Result<(), ClusterError> {
-        self.started = Instant::now();
-        self.submit(work).map_err(|error| self.failed(work.stage, error))
+        let batch = self.batch(work);
+        let begun = self.backend.mark().map_err(|error| self.failed(work, error))?;
+        let submitted = self.submit(work).and_then(|()| self.meter.submitted(begun, batch));
+        submitted.map_err(|error| self.failed(work, error))
     }
 
     fn finish(&mut self, work: &mut Work<B>) -> Result<(), ClusterError> {
         if work.stage == Stage::Exit && self.place.last {
-            let tokens = self.weights.tokens().map_err(|error| self.failed(work.stage, error))?;
+            let tokens = self.weights.tokens().map_err(|error| self.failed(work, error))?;
             let mut tokens = tokens.into_iter();
             for task in &mut work.tasks {
                 task.tokens = Some(tokens.by_ref().take(task.launch.samples.len()).collect());
             }
         }
-        let (rows, steps) = (work.rows(), work.tasks.len());
-        let arrivals = work.tasks.iter().map(|task| task.payload.since);
-        self.report.record(rows, self.started, arrivals);
-        let layer = match work.stage {
-            Stage::Enter => 0,
-            Stage::Middle(layer) => layer + 1,
-            Stage::Exit => self.layers,
-        };
-        let flight = work.tasks[0].launch.step.shard.flight;
-        self.tracer.record(self.started, layer, flight, steps, rows);
+        self.meter.settle().map_err(|error| self.failed(work, error))?;
         work.tasks.iter_mut().for_each(|task| task.payload.since = Instant::now());
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Tier 2's kernels under a driver: rows and their q, k, v in, attention output out.
 
 use crate::error::ClusterError;
+use crate::meter::{Batch, Meter};
 use crate::payload::{Activations, Payload};
 use crate::report::NodeReport;
-use crate::span::Tracer;
 use glinthawk_compute::{AttendRow, Backend, ComputeError, ContextKernels};
 use glinthawk_flight::PAGE_POSITIONS;
 use glinthawk_protocol::{Compute, Tier2Work};
@@ -14,10 +14,7 @@ pub(crate) struct Tier2Kernels<B: Backend> {
     backend: B,
     context: B::Context,
     query_width: usize,
-    /// When the last rows were begun.
-    started: Instant,
-    report: NodeReport,
-    tracer: Tracer,
+    meter: Meter<B>,
 }
 
 impl<B: Backend> Tier2Kernels<B> {
@@ -29,18 +26,31 @@ impl<B: Backend> Tier2Kernels<B> {
         query_width: usize,
         trace: bool,
     ) -> Self {
-        let report = NodeReport::new(name, 2);
-        let (started, tracer) = (Instant::now(), Tracer::new(trace));
-        Self { backend, context, query_width, started, report, tracer }
+        let meter = Meter::new(backend.clone(), name, 2, trace);
+        Self { backend, context, query_width, meter }
     }
 
     /// Counters so far.
     pub fn report(&self) -> NodeReport {
-        NodeReport { spans: self.tracer.spans(), ..self.report.clone() }
+        self.meter.report()
+    }
+
+    fn failed(&self, work: &Tier2Work<Payload<B::Buffer>>, source: ComputeError) -> ClusterError {
+        let (layer, rows) = (work.attend.layer, work.attend.rows.len());
+        let kernel = format!("attention of layer {layer}, {rows} rows");
+        ClusterError::kernel(self.meter.name(), kernel, source)
     }
 
     fn submit(&mut self, work: &mut Tier2Work<Payload<B::Buffer>>) -> Result<(), ComputeError> {
         let Tier2Work { attend, payload } = work;
+        let batch = Batch {
+            layer: attend.layer,
+            flight: attend.step.shard.flight,
+            shards: 1,
+            rows: attend.rows.len(),
+            waited: payload.since.elapsed(),
+        };
+        let begun = self.backend.mark()?;
         let from_message = matches!(payload.activations, Activations::Host(_));
         let qkv = payload.take(&self.backend)?;
         let mut rows = Vec::with_capacity(attend.rows.len());
@@ -57,7 +67,7 @@ impl<B: Backend> Tier2Kernels<B> {
             true => Activations::Host(self.backend.to_host(attended)?),
             false => Activations::Device(attended),
         };
-        Ok(())
+        self.meter.submitted(begun, batch)
     }
 }
 
@@ -65,19 +75,12 @@ impl<B: Backend> Compute<Tier2Work<Payload<B::Buffer>>> for Tier2Kernels<B> {
     type Error = ClusterError;
 
     fn start(&mut self, work: &mut Tier2Work<Payload<B::Buffer>>) -> Result<(), ClusterError> {
-        self.started = Instant::now();
-        self.submit(work).map_err(|error| {
-            let kernel = format!("attention of layer {}", work.attend.layer);
-            ClusterError::kernel(&self.report.name, kernel, error)
-        })
+        self.submit(work).map_err(|error| self.failed(work, error))
     }
 
     fn finish(&mut self, work: &mut Tier2Work<Payload<B::Buffer>>) -> Result<(), ClusterError> {
-        let Tier2Work { attend, payload } = work;
-        let (rows, flight) = (attend.rows.len(), attend.step.shard.flight);
-        self.report.record(rows, self.started, std::iter::once(payload.since));
-        self.tracer.record(self.started, attend.layer, flight, 1, rows);
-        payload.since = Instant::now();
+        self.meter.settle().map_err(|error| self.failed(work, error))?;
+        work.payload.since = Instant::now();
         Ok(())
     }
 }

@@ -84,7 +84,7 @@ impl ElsewhereWeights for DispatcherWeights {
             return Err(format!("{} values came where {} were asked for", values.len(), out.len()));
         }
         out.copy_from_slice(values);
-        self.station.backend.pool.give(buffer);
+        self.station.controller.pool().give(buffer);
         Ok(())
     }
 

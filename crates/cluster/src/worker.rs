@@ -1,12 +1,13 @@
 //! A worker process: joins a dispatcher, is told its role, and executes until it is told goodbye.
 //! The calling thread is its compute thread; the network controller has the other one.
 
-use crate::control::{Control, Offer, Role};
+use crate::control::{Control, GpuOffer, Offer, Role};
 use crate::error::ClusterError;
 use crate::net::{Config, Controller, Encryption, Event, Peer, Token};
 use crate::news::WorkerNews;
 use crate::serve;
 use crate::station::{PATIENCE, Station, dial};
+use glinthawk_compute::cuda::{CudaBackend, CudaDevice, pinned_pool};
 use glinthawk_compute::{CpuBackend, Isa, Threads};
 use glinthawk_flight::{Buffer, Pool};
 use std::collections::VecDeque;
@@ -18,7 +19,7 @@ use std::time::Duration;
 const POOL_BUFFERS: usize = 256;
 
 /// How a worker is started.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct WorkerOptions {
     /// The dispatcher's address.
     pub join: String,
@@ -30,11 +31,13 @@ pub struct WorkerOptions {
     pub tier: Option<u8>,
     /// Its place among the local processes of its tier.
     pub place: Option<u32>,
+    /// The GPU that it computes on; none is the CPU.
+    pub gpu: Option<CudaDevice>,
     /// The best instruction set it may use.
     pub isa: Isa,
     /// Kernel threads.
     pub threads: usize,
-    /// Memory for contexts, in bytes.
+    /// Memory for contexts, in bytes. A GPU has at most what weights and buffers leave.
     pub memory_bytes: u64,
     /// Whether it looks for the dispatcher for as long as it takes.
     pub patient: bool,
@@ -44,7 +47,10 @@ pub struct WorkerOptions {
 
 /// Runs a worker to its end.
 pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
-    let pool = Arc::new(Pool::new(POOL_BUFFERS));
+    let pool = Arc::new(match &options.gpu {
+        Some(gpu) => pinned_pool(gpu, POOL_BUFFERS),
+        None => Pool::new(POOL_BUFFERS),
+    });
     let name = format!("worker-{}", std::process::id());
     let config = Config {
         encryption: options.encryption,
@@ -63,7 +69,11 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         tier: options.tier,
         place: options.place,
         threads: options.threads as u32,
-        kind: options.isa.name().to_owned(),
+        kind: match &options.gpu {
+            Some(gpu) => gpu.kind(),
+            None => options.isa.name().to_owned(),
+        },
+        gpu: options.gpu.as_ref().map(GpuOffer::of).transpose()?,
         memory_bytes: options.memory_bytes,
         port,
     };
@@ -72,16 +82,21 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     let role = wait_for_role(&controller, dispatcher, &mut stash)?;
     (options.news)(WorkerNews::Joined(&role));
     let threads = Arc::new(Threads::new(options.threads)?);
-    let backend = CpuBackend { isa: role.kind.parse()?, threads, pool };
     let station = Arc::new(Station {
         controller,
         dispatcher,
         role,
-        backend,
+        threads: Arc::clone(&threads),
         news: options.news,
         stash: Mutex::new(stash),
     });
-    let outcome = serve::run(&station);
+    let outcome = match &options.gpu {
+        Some(gpu) => serve::run(&station, CudaBackend::new(gpu.clone(), threads, pool)),
+        None => {
+            let isa = station.role.kind.parse()?;
+            serve::run(&station, CpuBackend { isa, threads, pool })
+        }
+    };
     if let Err(error) = &outcome {
         // If this does not get through either, the lost connection says enough.
         _ = station.tell_dispatcher(&Control::Failed(error.to_string()));

@@ -64,7 +64,7 @@ fn strangers_are_refused_with_one_line() {
         (changed(0, b'X'), false, "not a glinthawk hello"),
         (noise(100, 1), false, "not a glinthawk hello"),
         (noise(1 << 20, 2), false, "not a glinthawk hello"),
-        (changed(4, 99), false, "protocol version 99, this node speaks 5"),
+        (changed(4, 99), false, "protocol version 99, this node speaks 6"),
         (changed(63, hello[63] ^ 1), false, "wrong cluster secret"),
         (endless, false, "wrong cluster secret"),
         (hello[..50].to_vec(), true, "closed after 50 bytes of 128"),
@@ -128,7 +128,7 @@ fn garbled_messages_lose_their_sender_only() {
     let cases: [(Vec<u8>, &str); 11] = [
         (noise(5000, 4), "not a glinthawk message"),
         (after_a_good_one, "not a glinthawk message"),
-        (patched(4, 0x0001_0063), "protocol version 99, this node speaks 5"),
+        (patched(4, 0x0001_0063), "protocol version 99, this node speaks 6"),
         (patched(6, 200), "unknown message kind 200"),
         (flipped_header, "header checksum"),
         (flipped_payload, "attend body checksum"),

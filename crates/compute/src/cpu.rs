@@ -15,6 +15,7 @@ use glinthawk_flight::{Buffer, Generated, Pool, Sample};
 use glinthawk_model::{Model, ModelConfig};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Rows whose logits are held at once, to bound their memory for any batch.
 const LOGIT_ROWS_MAX: usize = 64;
@@ -31,6 +32,8 @@ pub struct CpuBackend {
 }
 
 impl Backend for CpuBackend {
+    const WORKS_AHEAD: usize = 1;
+    type Mark = Instant;
     type Buffer = Buffer;
     type Weights = CpuWeights;
     type Context = CpuContext;
@@ -70,8 +73,16 @@ impl Backend for CpuBackend {
         Ok(buffer)
     }
 
-    fn is_done(&self) -> Result<bool, ComputeError> {
+    fn mark(&self) -> Result<Instant, ComputeError> {
+        Ok(Instant::now())
+    }
+
+    fn is_done(&self, _mark: &Instant) -> Result<bool, ComputeError> {
         Ok(true)
+    }
+
+    fn elapsed(&self, from: &Instant, to: &Instant) -> Result<Duration, ComputeError> {
+        Ok(to.saturating_duration_since(*from))
     }
 }
 

@@ -7,6 +7,7 @@
 //! **Bits.** A row's results depend on the row alone: our kernels sum in orders that know nothing of other rows, and
 //! products use cuBLASLt algorithms without split-K, which agree on every bit (see `product.rs`).
 
+mod activations;
 mod attention;
 mod backend;
 mod device;
@@ -20,7 +21,8 @@ mod staged;
 mod step;
 mod weights;
 
-pub use backend::{CudaBackend, CudaBuffer, CudaContext, CudaWeights};
+pub use activations::{CudaBuffer, CudaMark, pinned_pool};
+pub use backend::{CudaBackend, CudaContext, CudaWeights};
 pub use device::{CudaDevice, Gpu, gpus, has_driver};
 pub use step::{CudaModel, StepLimits};
 

@@ -32,12 +32,18 @@ pub use threads::{Threads, allowed_cores};
 use glinthawk_flight::{Buffer, Generated, Sample};
 use glinthawk_model::{Model, ModelConfig};
 use std::ops::Range;
+use std::time::Duration;
 
 /// What a node computes on: a device, and the activations on it.
 ///
-/// Its kernels may return before their work is done. Work is done in the order of the calls, copies
-/// included, and `is_done` says whether all of it is. Only then may a copy on the host be read.
+/// Its kernels may return before their work is done. Kernels run in the order of the calls, and each sees the copies
+/// that were asked for before it. A `mark` is a point in that order: once it `is_done`, so is everything that was asked
+/// for before it. Only then may a copy on the host be read.
 pub trait Backend: Clone + Send {
+    /// How many works may be asked for before the first of them is done.
+    const WORKS_AHEAD: usize;
+    /// A point in the device's work.
+    type Mark: Send;
     /// Activations on the device.
     type Buffer: Send;
     /// Tier 1's kernels.
@@ -72,8 +78,14 @@ pub trait Backend: Clone + Send {
     /// Copies activations that leave with a message to the host.
     fn to_host(&self, buffer: Self::Buffer) -> Result<Buffer, ComputeError>;
 
-    /// Whether all work is done that was asked for.
-    fn is_done(&self) -> Result<bool, ComputeError>;
+    /// A point after all that was asked for.
+    fn mark(&self) -> Result<Self::Mark, ComputeError>;
+
+    /// Whether everything before a mark is done.
+    fn is_done(&self, mark: &Self::Mark) -> Result<bool, ComputeError>;
+
+    /// How long the device's kernels took from one mark, once it came to it, to another that is done.
+    fn elapsed(&self, from: &Self::Mark, to: &Self::Mark) -> Result<Duration, ComputeError>;
 }
 
 /// A shard's rows on their way into attention.

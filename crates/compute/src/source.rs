@@ -80,6 +80,11 @@ impl SliceSpec {
         Self { layers, embeds: true, classifies: true, slab_rows: rows, batch_rows: rows }
     }
 
+    /// No part of a model.
+    pub fn nothing() -> Self {
+        Self { layers: 0..0, embeds: false, classifies: false, slab_rows: 0, batch_rows: 0 }
+    }
+
     /// Matrices of vocabulary by hidden that the slice holds.
     pub(crate) fn tables(&self, config: &ModelConfig) -> usize {
         match config.tied_embeddings {

@@ -10,18 +10,54 @@ const LINE_BYTES: usize = 64;
 #[repr(C, align(64))]
 struct Line([u8; LINE_BYTES]);
 
+/// Memory that a device can copy from and to while the host goes on. It starts at a multiple of 64 bytes.
+pub trait DeviceMemory: Send + Sync {
+    /// All of it.
+    fn bytes(&self) -> &[u8];
+    /// All of it, to be changed.
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+enum Storage {
+    /// A recycled buffer keeps its lines, so that it is zeroed once only.
+    Lines(Vec<Line>),
+    Device(Box<dyn DeviceMemory>),
+}
+
 /// An aligned block of bytes; the payload of a shard or a hop.
-#[derive(Clone, Default)]
 pub struct Buffer {
-    // At least `len_bytes`; a recycled buffer keeps its lines, so that it is zeroed once only.
-    lines: Vec<Line>,
+    // At least `len_bytes`.
+    storage: Storage,
     len_bytes: usize,
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self::zeroed(0)
+    }
+}
+
+impl Clone for Buffer {
+    fn clone(&self) -> Self {
+        let mut copy = Self::zeroed(self.len_bytes);
+        copy.bytes_mut().copy_from_slice(self.bytes());
+        copy
+    }
 }
 
 impl Buffer {
     /// A zeroed buffer of `len_bytes` bytes.
     pub fn zeroed(len_bytes: usize) -> Self {
-        Self { lines: vec![Line::zeroed(); len_bytes.div_ceil(LINE_BYTES)], len_bytes }
+        let lines = vec![Line::zeroed(); len_bytes.div_ceil(LINE_BYTES)];
+        Self { storage: Storage::Lines(lines), len_bytes }
+    }
+
+    /// Bytes that it could hold.
+    fn capacity(&self) -> usize {
+        match &self.storage {
+            Storage::Lines(lines) => lines.len() * LINE_BYTES,
+            Storage::Device(memory) => memory.bytes().len(),
+        }
     }
 
     /// Length in bytes.
@@ -31,12 +67,20 @@ impl Buffer {
 
     /// The content as bytes.
     pub fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.len_bytes]
+        let all = match &self.storage {
+            Storage::Lines(lines) => bytemuck::cast_slice(lines),
+            Storage::Device(memory) => memory.bytes(),
+        };
+        &all[..self.len_bytes]
     }
 
     /// The content as mutable bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len_bytes]
+        let all = match &mut self.storage {
+            Storage::Lines(lines) => bytemuck::cast_slice_mut(lines),
+            Storage::Device(memory) => memory.bytes_mut(),
+        };
+        &mut all[..self.len_bytes]
     }
 
     /// The content as bf16 values.
@@ -60,32 +104,48 @@ impl Buffer {
     }
 }
 
+/// Allocates memory of at least so many bytes; `None` leaves it to the system, whose memory a device copies more slowly.
+type Allocate = dyn Fn(usize) -> Option<Box<dyn DeviceMemory>> + Send + Sync;
+
 /// A bounded store of used buffers, so that the steady state allocates nothing.
 pub struct Pool {
     free: Mutex<Vec<Buffer>>,
     buffers_max: usize,
+    allocate: Option<Box<Allocate>>,
 }
 
 impl Pool {
     /// A pool that keeps at most `buffers_max` idle buffers.
     pub fn new(buffers_max: usize) -> Self {
-        Self { free: Mutex::new(Vec::with_capacity(buffers_max)), buffers_max }
+        let free = Mutex::new(Vec::with_capacity(buffers_max));
+        Self { free, buffers_max, allocate: None }
+    }
+
+    /// A pool of buffers that a device can copy from and to.
+    pub fn of_device(
+        buffers_max: usize,
+        allocate: impl Fn(usize) -> Option<Box<dyn DeviceMemory>> + Send + Sync + 'static,
+    ) -> Self {
+        Self { allocate: Some(Box::new(allocate)), ..Self::new(buffers_max) }
     }
 
     /// A buffer of `len_bytes` bytes with unspecified content: the smallest idle one that fits,
     /// so that a small message does not run off with a large buffer; of several, the one given
     /// back last, whose memory a cache may still hold.
     pub fn take(&self, len_bytes: usize) -> Buffer {
-        let lines_needed = len_bytes.div_ceil(LINE_BYTES);
-        if lines_needed == 0 {
+        if len_bytes == 0 {
             return Buffer::default();
         }
         let mut free = self.free.lock().expect("no panic while the pool is locked");
         let last_first = free.iter().enumerate().rev();
-        let fits = last_first.filter(|(_, buffer)| buffer.lines.len() >= lines_needed);
-        let Some((index, _)) = fits.min_by_key(|(_, buffer)| buffer.lines.len()) else {
+        let fits = last_first.filter(|(_, buffer)| buffer.capacity() >= len_bytes);
+        let Some((index, _)) = fits.min_by_key(|(_, buffer)| buffer.capacity()) else {
             drop(free);
-            return Buffer::zeroed(len_bytes);
+            let memory = self.allocate.as_ref().and_then(|allocate| allocate(len_bytes));
+            return match memory {
+                Some(memory) => Buffer { storage: Storage::Device(memory), len_bytes },
+                None => Buffer::zeroed(len_bytes),
+            };
         };
         let mut buffer = free.remove(index);
         buffer.len_bytes = len_bytes;
@@ -94,7 +154,7 @@ impl Pool {
 
     /// Hands a buffer back.
     pub fn give(&self, buffer: Buffer) {
-        if buffer.lines.is_empty() {
+        if buffer.capacity() == 0 {
             return;
         }
         let mut free = self.free.lock().expect("no panic while the pool is locked");

@@ -11,7 +11,7 @@ mod row;
 mod table;
 mod token;
 
-pub use buffer::{Buffer, Pool};
+pub use buffer::{Buffer, DeviceMemory, Pool};
 pub use error::WireError;
 pub use header::{BodyChecksum, HEADER_BYTES, Header, Limits, MAGIC};
 pub use kind::{KINDS, Kind, PROTOCOL_VERSION};

@@ -193,7 +193,7 @@ fn refusals_name_what_is_wrong() {
     check(&|bytes| bytes.truncate(70), "table has 6 bytes, needs 24");
     check(&|bytes| bytes.truncate(90), "payload has 2 bytes, needs 8");
     check(&|bytes| bytes[0] = b'X', "magic is 0x544e4c58, not a glinthawk message");
-    check(&|bytes| bytes[4] = 9, "protocol version 9, this node speaks 5");
+    check(&|bytes| bytes[4] = 9, "protocol version 9, this node speaks 6");
     check(&|bytes| put(bytes, 6, 77), "unknown message kind 77");
     check(&|bytes| put(bytes, 6, 0x0101), "reserved byte is 1, must be 0");
     check(&|bytes| put(bytes, 52, 0x0200_0000), "reserved byte is 2, must be 0");

@@ -1,5 +1,8 @@
 //! What a model runs on.
 
+use crate::news::{LaunchNews, Tell};
+use glinthawk_compute::ComputeError;
+use glinthawk_compute::cuda::{CudaDevice, has_driver};
 use std::fmt;
 use std::str::FromStr;
 
@@ -13,6 +16,20 @@ pub enum Device {
     Cpu,
     /// A GPU, by its number.
     Cuda(usize),
+}
+
+impl Device {
+    /// The GPU to use; `None` is the CPU. If there is a driver and `Auto` cannot use its GPU, that is news.
+    pub fn open(self, tell: Tell<'_>) -> Result<Option<CudaDevice>, ComputeError> {
+        match self {
+            Self::Cpu => Ok(None),
+            Self::Auto if !has_driver() => Ok(None),
+            Self::Cuda(ordinal) => CudaDevice::open(ordinal).map(Some),
+            Self::Auto => {
+                Ok(CudaDevice::open(0).inspect_err(|error| tell(LaunchNews::NoGpu(error))).ok())
+            }
+        }
+    }
 }
 
 impl FromStr for Device {

@@ -1,9 +1,8 @@
 //! Why there is no engine.
 
-use crate::device::Device;
 use glinthawk_cluster::net::BenchError;
 use glinthawk_cluster::{ClusterError, TOKEN_VARIABLE};
-use glinthawk_compute::{ComputeError, size};
+use glinthawk_compute::ComputeError;
 use glinthawk_model::catalogue::CatalogueError;
 use glinthawk_model::{ChatError, ModelError, TokenizerError};
 use glinthawk_plan::PlanError;
@@ -33,11 +32,27 @@ pub enum LaunchError {
     /// An option for workers from elsewhere where there are none.
     #[error("{0} does nothing without --listen: local processes need none")]
     NotListening(&'static str),
-    /// A GPU for a cluster.
+    /// A device for workers from elsewhere.
     #[error(
-        "--device {0} runs in one process: leave out --tier1, --tier2 and --listen, or use --device cpu"
+        "--device does nothing with --listen: a worker from elsewhere has a --device of its own"
     )]
-    DeviceOfCluster(Device),
+    DeviceOfWorkers,
+    /// A list of devices that is not that of the nodes.
+    #[error(
+        "--device lists {}: give one for each of {}, or one for each of {}, Tier 1 first",
+        counted(*devices, "device"), counted(*tier1, "Tier-1 node"), counted(*nodes, "node")
+    )]
+    Devices {
+        /// Devices listed.
+        devices: usize,
+        /// Tier-1 nodes.
+        tier1: usize,
+        /// All nodes.
+        nodes: usize,
+    },
+    /// A list of devices that leaves one open.
+    #[error("a list of devices has cpu or cuda:N for each node, not auto")]
+    AutoInList,
     /// Threads for a cluster.
     #[error(
         "--threads does nothing here: local nodes share the cores evenly, and a worker from elsewhere has a --threads \
@@ -72,20 +87,6 @@ pub enum LaunchError {
         tier1: usize,
         /// The model's layers.
         layers: usize,
-    },
-    /// Contexts that a GPU does not keep.
-    #[error("a GPU keeps contexts in bf16 only: leave --context-type out, or use --device cpu")]
-    GpuContextType,
-    /// A model that does not fit on the GPU.
-    #[error(
-        "the model takes {} beside its contexts, and the GPU has {} free: use --device cpu, or a smaller --batch",
-        size(*needed_bytes), size(*free_bytes)
-    )]
-    GpuMemory {
-        /// What it takes.
-        needed_bytes: u64,
-        /// What there is.
-        free_bytes: u64,
     },
     /// The cluster has no secret.
     #[error(
@@ -183,7 +184,9 @@ impl LaunchError {
             Self::Workers { .. }
                 | Self::NoTier2(_)
                 | Self::NotListening(_)
-                | Self::DeviceOfCluster(_)
+                | Self::DeviceOfWorkers
+                | Self::Devices { .. }
+                | Self::AutoInList
                 | Self::ThreadsOfCluster
                 | Self::TooManyThreads { .. }
         )

@@ -7,7 +7,8 @@ use crate::resolved::Resolved;
 use crate::secret::{cluster_secret, encryption, random};
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
-    ClusterError, ClusterSpec, Engine, Fabric, GpuFabric, Kernels, LocalFabric, Muster, Processes,
+    ClusterError, ClusterSpec, Engine, Fabric, GpuFabric, Kernels, Kinds, LocalFabric, LocalWorker,
+    Muster, Processes,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,7 +17,7 @@ pub struct Running {
     /// The engine.
     pub engine: Engine,
     /// What its kernels run on, which decides the bits of its results.
-    pub kind: String,
+    pub kinds: Kinds,
     _processes: Option<Processes>,
 }
 
@@ -50,10 +51,10 @@ fn launch_here(
         Some(gpu) => Box::new(GpuFabric::load(model, layout, pages, gpu, *threads, *trace, show)?),
         None => Box::new(LocalFabric::load(model, layout, pages, kernels, *trace, show)?),
     };
-    let kind = opened.kind(*isa);
-    let setting = resolved.setting(opened, kind.clone(), *threads, memory_bytes);
+    let kinds = opened.kinds(*isa, &resolved.topology)?;
+    let setting = resolved.setting(opened, &kinds, *threads, memory_bytes);
     let engine = Engine::new(fabric, layout, vec![pages; layout.local_lanes], setting);
-    Ok(Running { engine, kind, _processes: None })
+    Ok(Running { engine, kinds, _processes: None })
 }
 
 /// Gathers a cluster, starting its workers first unless they come from elsewhere.
@@ -80,7 +81,18 @@ fn launch_cluster(
         None => {
             let executable = std::env::current_exe().map_err(LaunchError::Executable)?;
             let memory_bytes = memory_bytes.expect("local workers are given theirs");
-            Some(Processes::start(&executable, layout, bound, &token, memory_bytes)?)
+            let workers =
+                opened.local.iter().enumerate().map(|(node, (device, gpu))| LocalWorker {
+                    tier: if node < layout.slices { 1 } else { 2 },
+                    device: device.to_string(),
+                    has_gpu: gpu.is_some(),
+                    memory_bytes: match gpu {
+                        Some(_) => resolved.memory_wanted_bytes,
+                        None => Some(memory_bytes),
+                    },
+                });
+            let workers: Vec<LocalWorker> = workers.collect();
+            Some(Processes::start(&executable, &workers, bound, &token)?)
         }
     };
     let spec = ClusterSpec {
@@ -89,7 +101,7 @@ fn launch_cluster(
         identity: opened.weights_identity(tell),
         model_name: resolved.model.clone(),
         isa: resolved.isa_wanted,
-        context_memory_bytes: *memory_bytes,
+        context_memory_bytes: resolved.memory_wanted_bytes,
         link: topology.link(),
         trace: resolved.trace,
     };
@@ -106,9 +118,9 @@ fn launch_cluster(
     if mustered.kinds.are_mixed() {
         tell(LaunchNews::MixedKinds(&mustered.kinds));
     }
-    let kind = mustered.kinds.to_string();
+    let kinds = mustered.kinds;
     let memory_bytes = mustered.context_memory_bytes;
-    let setting = resolved.setting(opened, kind.clone(), mustered.threads, memory_bytes);
+    let setting = resolved.setting(opened, &kinds, mustered.threads, memory_bytes);
     let engine = Engine::new(Box::new(mustered.fabric), layout, mustered.lane_pages, setting);
-    Ok(Running { engine, kind, _processes: processes })
+    Ok(Running { engine, kinds, _processes: processes })
 }

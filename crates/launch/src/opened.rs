@@ -3,9 +3,10 @@
 use crate::device::Device;
 use crate::error::LaunchError;
 use crate::news::{LaunchNews, Tell};
-use crate::specification::Specification;
-use glinthawk_compute::cuda::{CudaDevice, has_driver};
-use glinthawk_compute::{ContextType, Isa};
+use crate::specification::{Specification, Topology};
+use glinthawk_cluster::{Kinds, NodeKind};
+use glinthawk_compute::cuda::CudaDevice;
+use glinthawk_compute::{ComputeError, ContextType, Isa};
 use glinthawk_jobs::ServedModel;
 use glinthawk_model::catalogue::{self, ResolvedModel};
 use glinthawk_model::{ChatTemplate, Model, ModelIdentity, Tokenizer};
@@ -20,6 +21,8 @@ pub struct Opened {
     pub served: Arc<ServedModel>,
     /// The GPU that it will run on; none is the CPU.
     pub device: Option<CudaDevice>,
+    /// What local processes run on, Tier 1 first; each with the kind of a GPU.
+    pub(crate) local: Vec<(Device, Option<String>)>,
     weights_identity: OnceLock<ModelIdentity>,
 }
 
@@ -27,10 +30,12 @@ impl Opened {
     /// Checks a specification, finds its device, and opens its model.
     pub fn open(specification: &Specification, tell: Tell<'_>) -> Result<Self, LaunchError> {
         specification.check()?;
-        let device = open_device(specification.device(), tell)?;
+        let device = specification.device().open(tell)?;
+        let local = specification.local_devices()?.into_iter().map(with_kind);
+        let local = local.collect::<Result<_, _>>()?;
         let (model, served) = open(&specification.model, specification.context_max, tell)?;
         let served = Arc::new(served);
-        Ok(Self { model, served, device, weights_identity: OnceLock::new() })
+        Ok(Self { model, served, device, local, weights_identity: OnceLock::new() })
     }
 
     /// The identity of the weights; hashes them unless that was done before.
@@ -41,16 +46,36 @@ impl Opened {
         })
     }
 
-    /// What kernels of one process run on: the GPU's kind, or the CPU's instruction set.
-    pub fn kind(&self, isa: Isa) -> String {
-        self.device.as_ref().map_or_else(|| isa.to_string(), CudaDevice::kind)
+    /// Whether any of it runs on a GPU, as far as is known here.
+    pub fn has_gpu(&self) -> bool {
+        self.device.is_some() || self.local.iter().any(|(_, kind)| kind.is_some())
+    }
+
+    /// What kernels run on: GPUs by their kind, CPUs by their instruction set. Workers from elsewhere are not among them.
+    pub fn kinds(&self, isa: Isa, topology: &Topology) -> Result<Kinds, LaunchError> {
+        let own = (Device::Cpu, self.device.as_ref().map(CudaDevice::kind));
+        let local = if self.local.is_empty() { std::slice::from_ref(&own) } else { &self.local };
+        let (tier1, tier2) = topology.nodes()?;
+        let tier1_attends = topology.hybrid || tier2 == 0;
+        Ok(Kinds::new(local.iter().enumerate().map(|(index, (_, kind))| NodeKind {
+            name: match index.checked_sub(tier1) {
+                None => format!("tier1-{index}"),
+                Some(index) => {
+                    let lane = index % tier2 + usize::from(tier1_attends);
+                    format!("tier2-{}-{lane}", index / tier2)
+                }
+            },
+            kind: kind.clone().unwrap_or_else(|| isa.to_string()),
+            has_weights: index < tier1,
+            attends: index >= tier1 || tier1_attends,
+        })))
     }
 
     /// The served model with the identity of everything that decides its results; bits differ between kinds of
     /// kernels.
     pub fn identified(
         &self,
-        kind: &str,
+        kinds: &Kinds,
         context_type: ContextType,
         tell: Tell<'_>,
     ) -> Arc<ServedModel> {
@@ -58,21 +83,20 @@ impl Opened {
         let (tokenizer, template) = (&served.tokenizer, served.template.as_ref());
         let model = ModelIdentity::of_model(self.weights_identity(tell), tokenizer, template);
         served.identity =
-            format!("{model}, {context_type} contexts, {kind}, ends {:?}", served.eos_tokens);
+            format!("{model}, {context_type} contexts, {kinds}, ends {:?}", served.eos_tokens);
         Arc::new(served)
     }
 }
 
-/// The GPU to use; `None` is the CPU. If there is a driver and `Auto` cannot use its GPU, that is news.
-fn open_device(device: Device, tell: Tell<'_>) -> Result<Option<CudaDevice>, LaunchError> {
-    match device {
-        Device::Cpu => Ok(None),
-        Device::Auto if !has_driver() => Ok(None),
-        Device::Cuda(ordinal) => Ok(Some(CudaDevice::open(ordinal)?)),
-        Device::Auto => {
-            Ok(CudaDevice::open(0).inspect_err(|error| tell(LaunchNews::NoGpu(error))).ok())
-        }
-    }
+/// A device with its kind, if it is a GPU. It is opened only as long as it takes to know that a worker can.
+fn with_kind(device: Device) -> Result<(Device, Option<String>), ComputeError> {
+    Ok((
+        device,
+        match device {
+            Device::Cuda(ordinal) => Some(CudaDevice::open(ordinal)?.kind()),
+            Device::Cpu | Device::Auto => None,
+        },
+    ))
 }
 
 /// Opens what a model's text needs, and nothing that takes as long as its weights are large.

@@ -59,7 +59,7 @@ impl Planned {
     /// The plan's devices, if they are not those that this run has, as far as can be told.
     pub fn elsewhere(&self, opened: &Opened, topology: &Topology) -> Option<String> {
         let here = Here {
-            gpu: opened.device.is_some(),
+            gpu: opened.has_gpu(),
             machine: profiles::machine(),
             alone: topology.listen.is_none(),
         };

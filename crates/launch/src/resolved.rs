@@ -5,7 +5,7 @@ use crate::machine;
 use crate::opened::Opened;
 use crate::profiles;
 use crate::specification::{Specification, Topology, flights_default};
-use glinthawk_cluster::{ClusterError, Crowd, GpuFabric, Layout, Setting};
+use glinthawk_cluster::{ClusterError, Crowd, GpuFabric, Kinds, Layout, Setting, gpu_remedy};
 use glinthawk_compute::cuda::{CudaDevice, CudaModel};
 use glinthawk_compute::{ContextType, CpuContext, Isa, allowed_cores};
 use glinthawk_flight::pages_for;
@@ -19,6 +19,9 @@ pub const BATCH_DEFAULT: u32 = 256;
 /// Rows of a GPU's batch: enough that products are limited by operations, not by reading weights.
 const GPU_BATCH: u32 = 4096;
 
+/// The same where a GPU is a node of a cluster, which has several flights.
+const GPU_NODE_BATCH: u32 = 1024;
+
 /// What will run.
 pub struct Resolved {
     /// The model, by the name it was asked for.
@@ -31,8 +34,11 @@ pub struct Resolved {
     pub isa_wanted: Option<Isa>,
     /// Kernel threads of each process on this machine.
     pub threads: usize,
-    /// Memory for contexts of each process that attends; `None` where every worker says how much it has.
+    /// Memory for contexts of each process that attends on a CPU, or of the one process; `None` where every worker says
+    /// how much it has.
     pub memory_bytes: Option<u64>,
+    /// Memory for contexts that was asked for.
+    pub memory_wanted_bytes: Option<u64>,
     /// Which processes there are.
     pub topology: Topology,
     /// Whether nodes record timelines.
@@ -53,7 +59,12 @@ impl Resolved {
         if tier1 > config.layers {
             return Err(LaunchError::Layers { tier1, layers: config.layers });
         }
-        let batch = if opened.device.is_some() { GPU_BATCH } else { BATCH_DEFAULT };
+        let attends = opened.local.iter().skip(if tier2 == 0 { 0 } else { tier1 });
+        let batch = match &opened.device {
+            Some(_) => GPU_BATCH,
+            None if attends.map(|(_, gpu)| gpu.is_some()).min() == Some(true) => GPU_NODE_BATCH,
+            None => BATCH_DEFAULT,
+        };
         let mut layout = Layout {
             slices: tier1,
             tier2,
@@ -84,6 +95,7 @@ impl Resolved {
             isa_wanted: specification.isa,
             threads,
             memory_bytes,
+            memory_wanted_bytes: wanted,
             topology: topology.clone(),
             trace: specification.trace,
             layout,
@@ -101,22 +113,24 @@ impl Resolved {
 
     /// What statistics say of an engine that nothing was loaded for.
     pub fn idle(&self, opened: &Opened) -> Setting {
-        self.setting(opened, opened.kind(self.isa), self.threads, 0)
+        let kinds = opened.kinds(self.isa, &self.topology);
+        let kinds = kinds.expect("the topology was found to make sense");
+        self.setting(opened, &kinds, self.threads, 0)
     }
 
     /// What statistics say of the engine, whose kernels and memory may have come from its workers.
     pub(crate) fn setting(
         &self,
         opened: &Opened,
-        kind: String,
+        kinds: &Kinds,
         threads: usize,
         memory_bytes: u64,
     ) -> Setting {
         let (config, layout) = (opened.model.config(), &self.layout);
         Setting {
             model: opened.served.name.clone(),
-            backend: if opened.device.is_some() { "cuda" } else { "cpu" },
-            instruction_set: kind,
+            backend: kinds.backend(),
+            instruction_set: kinds.to_string(),
             threads,
             tier1_nodes: layout.slices,
             tier2_nodes: layout.tier2,
@@ -140,7 +154,7 @@ impl Resolved {
     /// The engine as a forecast sees it; `None` where it is not all on CPUs of this machine, or where there is no
     /// profile of them.
     pub(crate) fn deployment(&self, opened: &Opened) -> Option<Deployment> {
-        if self.topology.listen.is_some() || opened.device.is_some() {
+        if self.topology.listen.is_some() || opened.has_gpu() {
             return None;
         }
         let config = opened.model.config();
@@ -176,12 +190,19 @@ impl Resolved {
     }
 }
 
-/// Memory for the contexts of each process that attends on this machine: half of what the weights leave, in equal parts.
-/// A longest context must fit, so it may be more than half.
+/// Memory for the contexts of each process that attends on this machine's CPUs: half of what the weights leave, in equal
+/// parts. A longest context must fit, so it may be more than half.
 fn memory_bytes(opened: &Opened, layout: &Layout) -> Result<u64, LaunchError> {
     let config = opened.model.config();
-    let weights = Shape::of(opened.model.name(), config).model_bytes() as u64;
-    let attending = (layout.slices * layout.lanes()) as u64;
+    let is_gpu = |node: usize| opened.local.get(node).is_some_and(|(_, gpu)| gpu.is_some());
+    let (tier1, nodes) = (layout.slices, layout.slices * (1 + layout.tier2));
+    let weights = match (0..tier1).all(is_gpu) {
+        true => 0,
+        false => Shape::of(opened.model.name(), config).model_bytes() as u64,
+    };
+    let on_gpus =
+        (0..nodes).filter(|&node| is_gpu(node) && (node >= tier1 || layout.local_lanes > 0));
+    let attending = (layout.slices * layout.lanes()).saturating_sub(on_gpus.count()).max(1) as u64;
     let each = machine::free_memory_bytes()?.saturating_sub(weights) / attending;
     let page = CpuContext::page_bytes(config, config.layers, layout.context_type) as u64;
     let longest = page * u64::from(pages_for(layout.context_max));
@@ -196,12 +217,15 @@ fn gpu_memory_bytes(
     device: &CudaDevice,
 ) -> Result<u64, LaunchError> {
     if layout.context_type != ContextType::Bf16 {
-        return Err(LaunchError::GpuContextType);
+        return Err(ClusterError::GpuContextType.into());
     }
     let needed_bytes = CudaModel::bytes_beside_pages(config, &GpuFabric::limits(layout, 0)) as u64;
     let free_bytes = device.memory_free_bytes()?;
     let left = free_bytes.checked_sub(needed_bytes);
-    let left = left.ok_or(LaunchError::GpuMemory { needed_bytes, free_bytes })?;
+    let left = left.ok_or_else(|| {
+        let remedy = gpu_remedy(layout, config, free_bytes);
+        ClusterError::GpuMemory { needed_bytes, free_bytes, remedy }
+    })?;
     Ok(wanted.unwrap_or(left).min(left))
 }
 

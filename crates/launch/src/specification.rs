@@ -67,6 +67,8 @@ pub struct Topology {
     pub secret_file: Option<PathBuf>,
     /// Whether connections to other machines are plain.
     pub insecure: bool,
+    /// Devices of the local nodes, Tier 1 first, if there is a list of them.
+    pub devices: Vec<Device>,
     /// Artificial delay between the tiers, each way.
     pub delay: Option<Duration>,
     /// Artificial bandwidth between the tiers, each way, in bytes per second.
@@ -112,21 +114,44 @@ impl Specification {
         {
             return Err(LaunchError::NotListening(option));
         }
-        if !topology.is_one_process() {
-            if let Device::Cuda(_) = self.device {
-                return Err(LaunchError::DeviceOfCluster(self.device));
-            }
-            if self.threads.is_some() {
-                return Err(LaunchError::ThreadsOfCluster);
-            }
+        let is_gpu = |device: &Device| matches!(device, Device::Cuda(_));
+        if topology.listen.is_some() && (is_gpu(&self.device) || !topology.devices.is_empty()) {
+            return Err(LaunchError::DeviceOfWorkers);
+        }
+        self.local_devices()?;
+        if !topology.is_one_process() && self.threads.is_some() {
+            return Err(LaunchError::ThreadsOfCluster);
         }
         machine::threads(self.threads)?;
         Ok(())
     }
 
-    /// The device to open: the nodes of a cluster compute on CPUs.
+    /// The device to open here: the nodes of a cluster open their own.
     pub(crate) fn device(&self) -> Device {
         if self.topology.is_one_process() { self.device } else { Device::Cpu }
+    }
+
+    /// The devices of local processes, Tier 1 first; none for one process, or for workers from elsewhere. A GPU is for
+    /// Tier 1, and a list may say otherwise.
+    pub(crate) fn local_devices(&self) -> Result<Vec<Device>, LaunchError> {
+        let Topology { devices: listed, listen, .. } = &self.topology;
+        let (tier1, tier2) = self.topology.nodes()?;
+        let alone = self.topology.is_one_process();
+        let nodes = if alone { 1 } else { tier1 * (1 + tier2) };
+        let mut devices = match (self.device, listed.len()) {
+            (Device::Cuda(first), 0) => (first..first + tier1).map(Device::Cuda).collect(),
+            (_, 0) => Vec::new(),
+            (_, count) if !alone && (count == tier1 || count == nodes) => listed.clone(),
+            (_, devices) => return Err(LaunchError::Devices { devices, tier1, nodes }),
+        };
+        if devices.contains(&Device::Auto) {
+            return Err(LaunchError::AutoInList);
+        }
+        if alone || listen.is_some() {
+            return Ok(Vec::new());
+        }
+        devices.resize(nodes, Device::Cpu);
+        Ok(devices)
     }
 }
 

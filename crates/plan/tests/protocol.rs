@@ -73,6 +73,7 @@ fn protocol_seconds(configuration: &Configuration, steps: u32) -> f64 {
     let topology = SimulatedCluster {
         slice_layers: configuration.slices.iter().map(|slice| slice.layers as u32).collect(),
         tier1_rows_max: configuration.rows(),
+        works_max: 1,
         dispatcher: DispatcherConfig {
             flights,
             batch,

@@ -52,6 +52,8 @@ pub struct Driver<P, W, C> {
     /// Which tier starts first. Where all attention is here it does, and Tier 1's batches are larger. Elsewhere
     /// others wait for what Tier 1 sends.
     pub attends_first: bool,
+    /// Works that a node may have started at a time: more than one where a device goes on by itself.
+    pub works_max: usize,
 }
 
 impl<P, E, W, C> Driver<P, W, C>
@@ -101,14 +103,14 @@ where
 
     fn start_tier1(&mut self) -> Result<Option<Started<P>>, E> {
         let Some((node, kernels)) = &mut self.tier1 else { return Ok(None) };
-        let Some(mut work) = node.start() else { return Ok(None) };
+        let Some(mut work) = node.start(self.works_max) else { return Ok(None) };
         kernels.start(&mut work)?;
         Ok(Some(Started::Tier1(work)))
     }
 
     fn start_tier2(&mut self) -> Result<Option<Started<P>>, E> {
         for (node, kernels) in self.lanes.values_mut() {
-            if let Some(mut work) = node.start() {
+            if let Some(mut work) = node.start(self.works_max) {
                 kernels.start(&mut work)?;
                 return Ok(Some(Started::Tier2(work)));
             }

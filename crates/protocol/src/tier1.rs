@@ -60,7 +60,7 @@ struct Visitor<P> {
 enum State<P> {
     /// It waits for Tier 1.
     Ready(Task<P>),
-    /// It is in the work that was started.
+    /// It is in a work that was started.
     Computing,
     /// The attention output of this layer is awaited.
     Attending(Launch, u32),
@@ -76,7 +76,8 @@ pub struct Tier1Node<P> {
     merge: Merge,
     visitors: HashMap<ShardId, Visitor<P>>,
     ready: BTreeMap<Stage, VecDeque<ShardId>>,
-    computing: bool,
+    /// Works that were started and are not done.
+    computing: usize,
     lost_lanes: BTreeSet<u32>,
 }
 
@@ -90,7 +91,7 @@ impl<P> Tier1Node<P> {
             merge,
             visitors: HashMap::new(),
             ready: BTreeMap::new(),
-            computing: false,
+            computing: 0,
             lost_lanes: BTreeSet::new(),
         }
     }
@@ -155,10 +156,10 @@ impl<P> Tier1Node<P> {
         }
     }
 
-    /// The work that [`Tier1Node::start`] gave is done; gives each of the parcels that follow, with the
+    /// A work that [`Tier1Node::start`] gave is done; gives each of the parcels that follow, with the
     /// rows of its step. A step that was abandoned in the meantime has no followers.
     pub fn computed(&mut self, work: Tier1Work<P>, mut follows: impl FnMut(usize, Parcel<P>)) {
-        assert!(std::mem::take(&mut self.computing), "nothing was being computed");
+        self.computing = self.computing.checked_sub(1).expect("something was being computed");
         let layers = self.layers;
         for Task { launch, payload, tokens } in work.tasks {
             let step = launch.step;
@@ -184,14 +185,15 @@ impl<P> Tier1Node<P> {
         }
     }
 
-    /// The next work, if nothing is being computed: the deepest batch that is ready. Call it after
+    /// The next work, if fewer than `works_max` are being computed: the deepest batch that is ready. Call it after
     /// everything that arrived was taken in: batches are then larger.
-    pub fn start(&mut self) -> Option<Tier1Work<P>> {
-        let mut deepest = self.ready.keys().next_back().copied().filter(|_| !self.computing);
+    pub fn start(&mut self, works_max: usize) -> Option<Tier1Work<P>> {
+        let free = self.computing < works_max;
+        let mut deepest = self.ready.keys().next_back().copied().filter(|_| free);
         while let Some(stage) = deepest {
             let tasks = self.batch(stage);
             if !tasks.is_empty() {
-                self.computing = true;
+                self.computing += 1;
                 return Some(Tier1Work { stage, tasks });
             }
             deepest = self.ready.range(..stage).next_back().map(|(stage, _)| *stage);

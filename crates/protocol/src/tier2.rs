@@ -60,7 +60,8 @@ pub struct Tier2Node<P> {
     newest: HashMap<ShardId, (u64, u32)>,
     messages: u64,
     ready: BTreeMap<u32, VecDeque<Tier2Work<P>>>,
-    computing: bool,
+    /// Works that were started and are not done.
+    computing: usize,
 }
 
 impl<P> Tier2Node<P> {
@@ -72,7 +73,7 @@ impl<P> Tier2Node<P> {
             newest: HashMap::new(),
             messages: 0,
             ready: BTreeMap::new(),
-            computing: false,
+            computing: 0,
         }
     }
 
@@ -103,20 +104,21 @@ impl<P> Tier2Node<P> {
         });
     }
 
-    /// The next rows to append and attend, if nothing is being computed: the deepest that wait.
-    pub fn start(&mut self) -> Option<Tier2Work<P>> {
-        let mut queue = self.ready.last_entry().filter(|_| !self.computing)?;
+    /// The next rows to append and attend, if fewer than `works_max` works are being computed: the deepest that wait.
+    pub fn start(&mut self, works_max: usize) -> Option<Tier2Work<P>> {
+        let free = self.computing < works_max;
+        let mut queue = self.ready.last_entry().filter(|_| free)?;
         let work = queue.get_mut().pop_front();
         if queue.get().is_empty() {
             queue.remove();
         }
-        self.computing = true;
+        self.computing += 1;
         work
     }
 
-    /// The rows that [`Tier2Node::start`] gave are attended; gives the answer to send.
+    /// Rows that [`Tier2Node::start`] gave are attended; gives the answer to send.
     pub fn computed(&mut self, work: Tier2Work<P>) -> Parcel<P> {
-        assert!(std::mem::take(&mut self.computing), "nothing was being computed");
+        self.computing = self.computing.checked_sub(1).expect("something was being computed");
         let Attend { step, layer, .. } = work.attend;
         Parcel::Attended(Attended { step, layer }, work.payload)
     }
@@ -191,9 +193,9 @@ mod tests {
         assert_eq!(node.take(attend(3, 0, &[row(0, 0, 5)]), "late"), Ok(false));
         assert_eq!(node.take(attend(4, 0, &[row(0, 0, 6)]), "new"), Ok(true));
         assert_eq!(node.take(attend(3, 2, &[row(0, 0, 7)]), "stale"), Ok(false));
-        let work = node.start().expect("the new one waits");
+        let work = node.start(1).expect("the new one waits");
         assert_eq!(work.payload, "new");
         assert_eq!(node.computed(work).step().epoch, 4);
-        assert!(node.start().is_none(), "the old one is gone");
+        assert!(node.start(1).is_none(), "the old one is gone");
     }
 }

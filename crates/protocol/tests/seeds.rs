@@ -86,6 +86,7 @@ fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
     let topology = SimulatedCluster {
         slice_layers: (0..random.within(1, 3)).map(|_| random.within(1, 3) as u32).collect(),
         tier1_rows_max: random.within(1, 64) as usize,
+        works_max: random.within(1, 3) as usize,
         dispatcher: DispatcherConfig {
             flights: random.within(1, 4) as u32,
             batch: random.within(1, 24) as u32,

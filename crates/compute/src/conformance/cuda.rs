@@ -5,13 +5,14 @@ use super::assert_close;
 use super::model::Shape;
 use crate::cuda::{
     CudaBackend, CudaBuffer, CudaContext, CudaDevice, CudaModel, CudaWeights, StepLimits,
+    pinned_pool,
 };
 use crate::sample::sample;
 use crate::{
     AttendRow, Backend, ContextKernels, ContextSpec, ContextType, CpuContext, CpuWeights, Isa,
     ShardIn, ShardOut, SliceSpec, Threads, WeightKernels,
 };
-use glinthawk_flight::{Buffer, Generated, PAGE_POSITIONS, Pool, Row, Sample, Sampling};
+use glinthawk_flight::{Buffer, Generated, PAGE_POSITIONS, Row, Sample, Sampling};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -188,7 +189,7 @@ const SHARD_ROWS: usize = 610;
 impl Layered {
     fn new(shape: &Shape, device: &CudaDevice, slices: &[Range<usize>], apart: bool) -> Self {
         let threads = Arc::new(Threads::new(2).unwrap());
-        let backend = CudaBackend::new(device.clone(), threads, Arc::new(Pool::new(16)));
+        let backend = CudaBackend::new(device.clone(), threads, Arc::new(pinned_pool(device, 16)));
         let (config, limits) = (shape.config(), limits());
         let slice = |layers: &Range<usize>| {
             let spec = SliceSpec {
@@ -218,7 +219,8 @@ impl Layered {
             return buffer;
         }
         let sent = self.backend.to_host(buffer).unwrap();
-        while !self.backend.is_done().unwrap() {}
+        let sent_at = self.backend.mark().unwrap();
+        while !self.backend.is_done(&sent_at).unwrap() {}
         self.backend.to_device(sent).unwrap()
     }
 

@@ -1,7 +1,8 @@
-//! A GPU as a backend: the work of either tier, layer by layer. All of it goes through the device's one stream, in the
+//! A GPU as a backend: the work of either tier, layer by layer. All kernels go through the device's one stream, in the
 //! order of the calls.
 
 use super::PAGE;
+use super::activations::{CudaBuffer, CudaMark, Travel};
 use super::device::CudaDevice;
 use super::layers::Layers;
 use super::module::Module;
@@ -17,8 +18,10 @@ use cudarc::driver::CudaSlice;
 use glinthawk_flight::{Buffer, Generated, Pool, Row, Sample};
 use glinthawk_model::{Model, ModelConfig};
 use half::bf16;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Batches whose inputs the host can be ahead.
 const STAGED_BATCHES: usize = 8;
@@ -30,40 +33,25 @@ pub struct CudaBackend {
     pub device: CudaDevice,
     /// For reading weights, and for sampling on the host.
     pub threads: Arc<Threads>,
-    /// Where buffers of the host come from.
-    pub pool: Arc<Pool>,
-    state: Arc<Mutex<State>>,
-}
-
-#[derive(Default)]
-struct State {
-    module: Option<Arc<Module>>,
-    /// Idle memory on the device.
-    idle: Vec<CudaSlice<u8>>,
-    /// Buffers that are being copied from.
-    leaving: Vec<Buffer>,
-}
-
-/// Activations on a GPU.
-pub struct CudaBuffer {
-    memory: CudaSlice<u8>,
-    len_bytes: usize,
+    travel: Arc<Travel>,
+    module: Arc<Mutex<Option<Arc<Module>>>>,
 }
 
 impl CudaBackend {
-    /// A backend over a device.
+    /// A backend over a device; a `pinned_pool` makes its copies fast.
     pub fn new(device: CudaDevice, threads: Arc<Threads>, pool: Arc<Pool>) -> Self {
-        Self { device, threads, pool, state: Arc::default() }
+        let travel = Arc::new(Travel::new(&device, pool));
+        Self { device, threads, travel, module: Arc::default() }
     }
 
     /// The kernels, compiled once.
     fn module(&self, config: &ModelConfig) -> Result<Arc<Module>, ComputeError> {
-        let mut state = self.state.lock().expect("no panic while held");
-        if let Some(module) = &state.module {
+        let mut compiled = self.module.lock().expect("no panic while held");
+        if let Some(module) = &*compiled {
             return Ok(Arc::clone(module));
         }
         let module = Arc::new(Module::new(&self.device, config)?);
-        state.module = Some(Arc::clone(&module));
+        *compiled = Some(Arc::clone(&module));
         Ok(module)
     }
 
@@ -91,11 +79,15 @@ impl CudaBackend {
         let (at, attended_at) = (address(&batch, device), address(&attended, device));
         layers.tune(rows, attended_at, at, picker.as_ref().map(Picker::logits_at))?;
         let slab = allocate(device, "the residual slab", spec.slab_rows * config.hidden)?;
-        Ok(CudaWeights { layers, picker, staged, slab, batch, attended })
+        let (is_picking, picked) = (false, VecDeque::new());
+        Ok(CudaWeights { layers, picker, is_picking, picked, staged, slab, batch, attended })
     }
 }
 
 impl Backend for CudaBackend {
+    // One that runs, one that waits behind it, and one that the host may be busy with meanwhile.
+    const WORKS_AHEAD: usize = 3;
+    type Mark = CudaMark;
     type Buffer = CudaBuffer;
     type Weights = CudaWeights;
     type Context = CudaContext;
@@ -129,51 +121,31 @@ impl Backend for CudaBackend {
     }
 
     fn take(&self, len_bytes: usize) -> Result<CudaBuffer, ComputeError> {
-        let mut state = self.state.lock().expect("no panic while held");
-        let fits = state.idle.iter().enumerate().filter(|(_, idle)| idle.len() >= len_bytes);
-        let memory = match fits.min_by_key(|(_, idle)| idle.len()).map(|(index, _)| index) {
-            Some(index) => state.idle.swap_remove(index),
-            None => allocate(&self.device, "activations", len_bytes.max(1))?,
-        };
-        Ok(CudaBuffer { memory, len_bytes })
+        self.travel.take(len_bytes)
     }
 
     fn give(&self, buffer: CudaBuffer) {
-        // Whatever still uses it comes before whatever will, because there is one stream.
-        self.state.lock().expect("no panic while held").idle.push(buffer.memory);
+        self.travel.give(buffer);
     }
 
     fn to_device(&self, buffer: Buffer) -> Result<CudaBuffer, ComputeError> {
-        let mut there = self.take(buffer.len_bytes())?;
-        if buffer.len_bytes() > 0 {
-            let what = format!("copy {} bytes to it", buffer.len_bytes());
-            let mut into = there.memory.slice_mut(..buffer.len_bytes());
-            let copied = self.device.stream.memcpy_htod(buffer.bytes(), &mut into);
-            copied.map_err(self.device.failed(&what))?;
-        }
-        self.state.lock().expect("no panic while held").leaving.push(buffer);
-        Ok(there)
+        self.travel.to_device(buffer)
     }
 
     fn to_host(&self, buffer: CudaBuffer) -> Result<Buffer, ComputeError> {
-        let mut here = self.pool.take(buffer.len_bytes);
-        if buffer.len_bytes > 0 {
-            let what = format!("copy {} bytes from it", buffer.len_bytes);
-            let from = buffer.memory.slice(..buffer.len_bytes);
-            let copied = self.device.stream.memcpy_dtoh(&from, here.bytes_mut());
-            copied.map_err(self.device.failed(&what))?;
-        }
-        self.give(buffer);
-        Ok(here)
+        self.travel.to_host(buffer)
     }
 
-    fn is_done(&self) -> Result<bool, ComputeError> {
-        let done = self.device.is_done()?;
-        if done {
-            let mut state = self.state.lock().expect("no panic while held");
-            state.leaving.drain(..).for_each(|buffer| self.pool.give(buffer));
-        }
-        Ok(done)
+    fn mark(&self) -> Result<CudaMark, ComputeError> {
+        self.travel.mark()
+    }
+
+    fn is_done(&self, mark: &CudaMark) -> Result<bool, ComputeError> {
+        self.travel.is_done(mark)
+    }
+
+    fn elapsed(&self, from: &CudaMark, to: &CudaMark) -> Result<Duration, ComputeError> {
+        self.travel.elapsed(from, to)
     }
 }
 
@@ -185,6 +157,9 @@ pub struct CudaWeights {
     layers: Layers,
     /// Where the slice classifies.
     picker: Option<Picker>,
+    /// Whether the picker has picks on the device, and what was picked before them and not asked for yet.
+    is_picking: bool,
+    picked: VecDeque<Vec<Generated>>,
     staged: Staged,
     /// (slab_rows, hidden)
     slab: CudaSlice<f32>,
@@ -231,6 +206,12 @@ impl CudaWeights {
         let at = self.staged.place(rows.flat_map(words))?;
         self.staged.send()?;
         Ok(at)
+    }
+
+    fn take_picked(&mut self) -> Result<Vec<Generated>, ComputeError> {
+        self.is_picking = false;
+        let (slab, picker) = (self.slab_at(0), self.picker.as_mut());
+        picker.expect("the last slice classifies").tokens(&mut self.layers, slab)
     }
 
     /// Logits of slab rows.
@@ -323,18 +304,26 @@ impl WeightKernels for CudaWeights {
     }
 
     fn classify(&mut self, rows: &[usize], samples: &[Sample]) -> Result<(), ComputeError> {
+        // The picker has room for one batch's picks.
+        if self.is_picking {
+            let before = self.take_picked()?;
+            self.picked.push_back(before);
+        }
         let (slab, picker) = (self.slab_at(0), self.picker.as_mut());
         let picker = picker.expect("the last slice classifies");
         let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
         self.staged.begin(picker.words_max())?;
         let picks = picker.stage(&rows, samples, &mut self.staged)?;
         self.staged.send()?;
+        self.is_picking = true;
         picker.submit(&mut self.layers, slab, picks)
     }
 
     fn tokens(&mut self) -> Result<Vec<Generated>, ComputeError> {
-        let (slab, picker) = (self.slab_at(0), self.picker.as_mut());
-        picker.expect("the last slice classifies").tokens(&mut self.layers, slab)
+        match self.picked.pop_front() {
+            Some(picked) => Ok(picked),
+            None => self.take_picked(),
+        }
     }
 }
 

@@ -93,11 +93,15 @@ fn words(error: DriverError) -> String {
     text.unwrap_or_else(|_| format!("{error:?}"))
 }
 
-/// A GPU in use: its context and the one stream that all work goes through, in order.
+/// A GPU in use: its context and the one stream that all kernels go through, in order.
 #[derive(Clone)]
 pub struct CudaDevice {
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Arc<CudaStream>,
+    /// Activations that arrive with messages.
+    pub(super) copies_in: Arc<CudaStream>,
+    /// Activations that leave with messages.
+    pub(super) copies_out: Arc<CudaStream>,
     ordinal: usize,
     capability: (i32, i32),
 }
@@ -113,10 +117,13 @@ impl CudaDevice {
         }
         let device = format!("cuda:{ordinal}");
         let context = CudaContext::new(ordinal).map_err(|error| unusable(&device, error))?;
-        // SAFETY: everything goes through one stream, so the order of calls is all the tracking there need be.
+        // SAFETY: kernels go through one stream, so the order of calls is all the tracking that they need. The streams
+        // for copies wait for events (`activations.rs`).
         unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().map_err(|error| unusable(&device, error))?;
-        Ok(Self { context, stream, ordinal, capability: gpu.capability })
+        let stream = || context.new_stream().map_err(|error| unusable(&device, error));
+        let (kernels, copies_in, copies_out) = (stream()?, stream()?, stream()?);
+        let capability = gpu.capability;
+        Ok(Self { context, stream: kernels, copies_in, copies_out, ordinal, capability })
     }
 
     /// What decides the bits of results: the kind of device.
@@ -129,6 +136,12 @@ impl CudaDevice {
         format!("compute_{}{}", self.capability.0, self.capability.1)
     }
 
+    /// What tells it from every other GPU.
+    pub fn uuid(&self) -> Result<[u8; 16], ComputeError> {
+        let uuid = self.context.uuid().map_err(self.failed("ask for its name"))?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
     /// Memory that nobody has taken.
     pub fn memory_free_bytes(&self) -> Result<u64, ComputeError> {
         let (free, _) = self.context.mem_get_info().map_err(self.failed("ask for its memory"))?;
@@ -138,18 +151,6 @@ impl CudaDevice {
     /// Waits for everything that it was given.
     pub(super) fn synchronize(&self) -> Result<(), ComputeError> {
         self.stream.synchronize().map_err(self.failed("finish its work"))
-    }
-
-    /// Whether it has done everything that it was given.
-    pub(super) fn is_done(&self) -> Result<bool, ComputeError> {
-        use cudarc::driver::sys::{CUresult, cuStreamQuery};
-        let failed = || self.failed("finish its work");
-        self.context.bind_to_thread().map_err(failed())?;
-        // SAFETY: the stream lives as long as this device.
-        match unsafe { cuStreamQuery(self.stream.cu_stream()) } {
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            result => result.result().map(|()| true).map_err(failed()),
-        }
     }
 
     /// Queues a copy from one place on it to another.

@@ -55,13 +55,13 @@ pub(super) fn processes(deployment: &Deployment, grain: usize) -> Vec<Nodes> {
             let kernels = NoKernels { last: slice + 1 == slices };
             let node = Tier1Node::new(layers, rows_max, deployment.merge());
             let lanes = attention(kernels.last, 0..local);
-            Driver { slice, tier1: Some((node, kernels)), lanes, attends_first }
+            Driver { slice, tier1: Some((node, kernels)), lanes, attends_first, works_max: 1 }
         })
         .collect();
     for slice in 0..slices {
         processes.extend((local..lanes).map(|lane| {
             let lanes = attention(false, lane..lane + 1);
-            Driver { slice, tier1: None, lanes, attends_first }
+            Driver { slice, tier1: None, lanes, attends_first, works_max: 1 }
         }));
     }
     processes

@@ -89,7 +89,8 @@ fn nodes(topology: &SimulatedCluster) -> BTreeMap<NodeAddress, Node> {
     let mut nodes = BTreeMap::new();
     let mut first_layer = 0;
     for (slice, &layers) in topology.slice_layers.iter().enumerate() {
-        let driver = |tier1, lanes| Driver { slice, tier1, lanes, attends_first: false };
+        let works_max = topology.works_max;
+        let driver = |tier1, lanes| Driver { slice, tier1, lanes, attends_first: false, works_max };
         let last = slice + 1 == topology.slice_layers.len();
         let node = Tier1Node::new(layers, topology.tier1_rows_max, config.merge);
         let weights = Weights { first_layer, layers, last, slab: HashMap::new() };
@@ -244,6 +245,7 @@ impl<C: Costs> Cluster<'_, C> {
             _ => unreachable!("a node has the work of its tier"),
         };
         self.schedule(self.now_ns + cost_ns, Event::Computed(node, work));
+        self.start(node);
     }
 
     /// The same rows, so that they make no sense to their node.

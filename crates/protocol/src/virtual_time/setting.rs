@@ -14,6 +14,8 @@ pub struct SimulatedCluster {
     pub slice_layers: Vec<u32>,
     /// Rows in one Tier-1 batch at most.
     pub tier1_rows_max: usize,
+    /// Works that a node may have started at a time.
+    pub works_max: usize,
     /// The dispatcher's part; its lanes are every slice's Tier-2 nodes.
     pub dispatcher: DispatcherConfig,
     /// Tier-2 nodes that die.
