@@ -172,7 +172,7 @@ fn pages(
     let page_bytes = shape.page_bytes(shape.layers.div_ceil(args.tier1 as usize));
     let held = context_memory.map(|bytes| (bytes / f64::from(args.lanes) / page_bytes) as u64);
     let slots = u64::from(args.flights() * args.batch);
-    lane_pages(held.unwrap_or(u64::MAX), context_max, slots).with_context(|| {
+    lane_pages(held.unwrap_or(u64::MAX), context_max, slots, PAGE_POSITIONS).with_context(|| {
         format!(
             "an attention worker has memory for {} positions, less than one context of {context_max} tokens: \
              give --max-context, --context-memory, or more nodes",

@@ -5,7 +5,6 @@ use crate::control::Offer;
 use crate::error::ClusterError;
 use crate::layout::Layout;
 use glinthawk_compute::{ContextType, SliceSpec, cuda};
-use glinthawk_flight::pages_for;
 use glinthawk_model::ModelConfig;
 
 /// A worker that has a place in the cluster.
@@ -94,7 +93,7 @@ pub fn gpu_remedy(layout: &Layout, config: &ModelConfig, free_bytes: u64) -> Str
     let fits = |layout: &Layout| {
         let contexts = layout.contexts(config, 0, 0);
         let beside = cuda::bytes_beside_pages(config, &layout.slice(config, 0), &contexts) as u64;
-        let longest = u64::from(pages_for(layout.context_max)) * layout.page_bytes(config, 0);
+        let longest = layout.pages_for(layout.context_max) * layout.page_bytes(config, 0);
         beside + longest <= free_bytes
     };
     let halved = std::iter::successors(Some(layout.batch / 2), |batch| Some(batch / 2));

@@ -55,6 +55,8 @@ pub struct Offer {
     pub kind: String,
     /// The GPU's memory; `None` on a CPU.
     pub gpu: Option<GpuOffer>,
+    /// Positions that its pages may have, the best first.
+    pub page_positions: Vec<u32>,
     /// Memory it has for contexts, in bytes.
     pub memory_bytes: u64,
     /// Port at which it accepts its neighbours.

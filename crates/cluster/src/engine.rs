@@ -285,6 +285,7 @@ mod tests {
             flights: 1,
             chunk: 4,
             context_max: 64,
+            page_positions: 16,
             context_type: ContextType::Bf16,
             whole_flights: false,
         };

@@ -32,6 +32,11 @@ pub enum ClusterError {
     /// A Tier-2 node was sent rows that make no sense.
     #[error("a Tier-2 node refused its rows: {0}")]
     Refused(#[from] Tier2Error),
+    /// No size of pages is usable by all attending workers.
+    #[error(
+        "the workers' kernels have no size of pages in common: give their instruction set with --isa"
+    )]
+    PageSizes,
     /// The memory for contexts does not hold one context of the longest length.
     #[error(
         "one context of {context_max} tokens takes {}, and an attention worker has {}: give at least \

@@ -2,7 +2,7 @@
 
 use crate::error::ClusterError;
 use glinthawk_compute::{ContextSpec, ContextType, CpuContext, SliceSpec};
-use glinthawk_flight::{PAGE_POSITIONS, pages_for};
+use glinthawk_flight::pages_for;
 use glinthawk_model::{ModelConfig, even_slices};
 use glinthawk_protocol::{DispatcherConfig, Merge, OVERSUBSCRIPTION, lane_pages};
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,8 @@ pub struct Layout {
     pub flights: u32,
     /// Prefill rows of one prompt in a step.
     pub chunk: u32,
+    /// Positions of a page.
+    pub page_positions: u32,
     /// Positions a context may have.
     pub context_max: u32,
     /// How keys and values are stored.
@@ -62,17 +64,26 @@ impl Layout {
         memory_bytes: u64,
         crowd: Crowd,
     ) -> Self {
-        let page_bytes = CpuContext::page_bytes(config, config.layers, self.context_type) as u64;
-        let held = memory_bytes / page_bytes / u64::from(pages_for(crowd.tokens as u32).max(1));
+        let page_bytes = self.model_page_bytes(config);
+        let held = memory_bytes / page_bytes / self.pages_for(crowd.tokens as u32).max(1);
         let together = crowd.prompts.min(held as usize);
         let worthwhile = |lanes: &usize| {
             threads.is_multiple_of(*lanes)
                 && (together / lanes).min(self.batch as usize) >= LANE_ROWS_MIN
-                && memory_bytes / *lanes as u64 / page_bytes
-                    >= u64::from(pages_for(self.context_max))
+                && memory_bytes / *lanes as u64 / page_bytes >= self.pages_for(self.context_max)
         };
         let local_lanes = (2..=threads).rev().find(worthwhile).unwrap_or(1);
         Self { local_lanes, ..self }
+    }
+
+    /// Bytes of one page in all layers of a model.
+    pub fn model_page_bytes(&self, config: &ModelConfig) -> u64 {
+        CpuContext::bytes(config, config.layers, self.context_type, self.page_positions) as u64
+    }
+
+    /// Pages that hold this many positions.
+    pub fn pages_for(&self, positions: u32) -> u64 {
+        pages_for(positions, self.page_positions).into()
     }
 
     /// Attention workers of each slice.
@@ -110,7 +121,7 @@ impl Layout {
     /// Bytes of a page of a slice.
     pub fn page_bytes(&self, config: &ModelConfig, slice: usize) -> u64 {
         let layers = self.layers(config.layers, slice).len();
-        CpuContext::page_bytes(config, layers, self.context_type) as u64
+        CpuContext::bytes(config, layers, self.context_type, self.page_positions) as u64
     }
 
     /// Pages of a slice's attention worker with this much memory: as many as fit, but no more than
@@ -124,12 +135,12 @@ impl Layout {
     ) -> Result<u32, ClusterError> {
         let page_bytes = self.page_bytes(config, slice);
         let held = memory_bytes / page_bytes;
-        let pages = lane_pages(held, self.context_max, self.slots().into());
+        let pages = lane_pages(held, self.context_max, self.slots().into(), self.page_positions);
         pages.ok_or(ClusterError::ContextMemory {
             context_max: self.context_max,
-            needed_bytes: u64::from(pages_for(self.context_max)) * page_bytes,
+            needed_bytes: self.pages_for(self.context_max) * page_bytes,
             given_bytes: memory_bytes,
-            context_fits: held * u64::from(PAGE_POSITIONS),
+            context_fits: held * u64::from(self.page_positions),
         })
     }
 
@@ -149,6 +160,7 @@ impl Layout {
         ContextSpec {
             layers: self.layers(config.layers, slice).len(),
             pages: pages as usize,
+            page_positions: self.page_positions,
             context_type: self.context_type,
             slots: self.slots() as usize,
             context_max: self.context_max as usize,
@@ -163,6 +175,7 @@ impl Layout {
             batch: self.batch,
             chunk: self.chunk,
             lane_pages,
+            page_positions: self.page_positions,
             context_max: self.context_max,
             oversubscription: OVERSUBSCRIPTION,
             merge: self.merge(),
@@ -182,6 +195,7 @@ mod tests {
             batch: 256,
             flights: 1,
             chunk: 1,
+            page_positions: 16,
             context_max: 1024,
             context_type: ContextType::Bf16,
             whole_flights: false,

@@ -58,6 +58,8 @@ struct Member {
 pub struct Mustered {
     /// Its nodes.
     pub fabric: RemoteFabric,
+    /// Its shape, with what its workers settled.
+    pub layout: Layout,
     /// Pages of every lane.
     pub lane_pages: Vec<u32>,
     /// What each node's kernels run on.
@@ -92,7 +94,7 @@ impl Muster {
         spec: &ClusterSpec<'_>,
         tick: &mut dyn FnMut(usize, bool) -> Result<(), ClusterError>,
     ) -> Result<Mustered, ClusterError> {
-        let layout = &spec.layout;
+        let mut layout = spec.layout.clone();
         let layers = spec.model.config().layers;
         if layout.slices > layers {
             return Err(ClusterError::Slices { slices: layout.slices, layers });
@@ -103,7 +105,8 @@ impl Muster {
             let event = self.controller.recv(TICK);
             self.gather(event);
         }
-        let (tier1, tier2) = self.cast(layout)?;
+        let (tier1, tier2) = self.cast(&layout)?;
+        layout.page_positions = self.settle_pages(&layout, &tier1, &tier2)?;
         let first_remote = layout.local_lanes as u32;
         let mut placed = Vec::new();
         for (slice, (&peer, workers)) in tier1.iter().zip(&tier2).enumerate() {
@@ -115,14 +118,14 @@ impl Muster {
             }));
         }
         let config = spec.model.config();
-        let budget = Budget::new(layout, config, spec.context_memory_bytes, &placed)?;
+        let budget = Budget::new(&layout, config, spec.context_memory_bytes, &placed)?;
         let Budget { lane_pages, memory_bytes_min } = budget;
-        let (nodes, kinds) = self.send_roles(spec, &lane_pages, &tier1, &tier2)?;
+        let (nodes, kinds) = self.send_roles(spec, &layout, &lane_pages, &tier1, &tier2)?;
         let threads = self.offer(tier1[0]).threads as usize;
         self.serve_until_ready(spec.model, &nodes, tick)?;
         let fabric = RemoteFabric::new(self.controller, tier1[0], nodes);
         let context_memory_bytes = memory_bytes_min;
-        Ok(Mustered { fabric, lane_pages, kinds, threads, context_memory_bytes })
+        Ok(Mustered { fabric, layout, lane_pages, kinds, threads, context_memory_bytes })
     }
 
     fn offers(&self) -> usize {
@@ -192,6 +195,19 @@ impl Muster {
         Ok((tier1, by_slice))
     }
 
+    /// Positions of a page that all attending workers can use: what the first of them likes best.
+    fn settle_pages(
+        &self,
+        layout: &Layout,
+        tier1: &[Peer],
+        tier2: &[Vec<Peer>],
+    ) -> Result<u32, ClusterError> {
+        let own = tier1.iter().filter(|_| layout.local_lanes > 0);
+        let attending = own.chain(tier2.iter().flatten()).map(|&peer| self.offer(peer));
+        let sizes: Vec<&[u32]> = attending.map(|offer| &offer.page_positions[..]).collect();
+        common_size(&sizes).ok_or(ClusterError::PageSizes)
+    }
+
     /// What a worker's kernels are to run on: its GPU, or its own best, unless the user wants less of all CPUs.
     fn kind(&self, peer: Peer, best: Option<Isa>) -> Result<String, ClusterError> {
         let Offer { gpu, kind, .. } = self.offer(peer);
@@ -205,6 +221,7 @@ impl Muster {
     fn send_roles(
         &self,
         spec: &ClusterSpec<'_>,
+        layout: &Layout,
         lane_pages: &[u32],
         tier1: &[Peer],
         tier2: &[Vec<Peer>],
@@ -216,7 +233,7 @@ impl Muster {
         let role = |slice: usize, lane: Option<u32>, dial: Option<String>, kind: String| Role {
             slice,
             lane,
-            layout: spec.layout.clone(),
+            layout: layout.clone(),
             lane_pages: lane_pages.to_vec(),
             model: spec.model_name.clone(),
             identity: spec.identity,
@@ -226,7 +243,7 @@ impl Muster {
             link: spec.link,
             trace: spec.trace,
         };
-        let first_remote = spec.layout.local_lanes as u32;
+        let first_remote = layout.local_lanes as u32;
         let mut roles = Vec::new();
         for (slice, &peer) in tier1.iter().enumerate() {
             let next = tier1.get(slice + 1).map(|next| address(*next));
@@ -315,5 +332,23 @@ impl Muster {
             Err(error) => Control::NotFetched(error.to_string()).message(Buffer::default()),
         };
         Ok(self.controller.send(peer, message)?)
+    }
+}
+
+/// The first of the first list that is in all lists.
+fn common_size(sizes: &[&[u32]]) -> Option<u32> {
+    let in_all = |size: &&u32| sizes.iter().all(|usable| usable.contains(size));
+    sizes.first()?.iter().find(in_all).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_of_a_size_that_all_can_use() {
+        assert_eq!(common_size(&[&[16, 8], &[16]]), Some(16));
+        assert_eq!(common_size(&[&[64, 16, 8], &[8, 16]]), Some(16), "what the first likes best");
+        assert_eq!(common_size(&[&[64], &[16]]), None);
     }
 }

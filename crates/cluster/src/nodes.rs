@@ -52,8 +52,9 @@ pub(crate) fn tier2<B: Backend>(
 ) -> Result<(Tier2Node<PayloadOf<B>>, Tier2Kernels<B>), ClusterError> {
     let context = backend.context(config, &layout.contexts(config, slice, pages))?;
     let (name, width) = (format!("tier2-{slice}-{lane}"), config.query_width());
-    let kernels = Tier2Kernels::new(name, backend, context, width, trace);
-    Ok((Tier2Node::new(layout.slots(), pages), kernels))
+    let page_positions = layout.page_positions;
+    let kernels = Tier2Kernels::new(name, backend, context, (width, page_positions), trace);
+    Ok((Tier2Node::new(layout.slots(), pages, layout.page_positions), kernels))
 }
 
 /// Whether what follows from started work is only for kernels of the same device. Tokens are for the dispatcher.

@@ -5,7 +5,6 @@ use crate::meter::{Batch, Meter};
 use crate::payload::{Activations, Payload};
 use crate::report::NodeReport;
 use glinthawk_compute::{AttendRow, Backend, ComputeError, ContextKernels};
-use glinthawk_flight::PAGE_POSITIONS;
 use glinthawk_protocol::{Compute, Tier2Work};
 use std::time::Instant;
 
@@ -14,20 +13,22 @@ pub(crate) struct Tier2Kernels<B: Backend> {
     backend: B,
     context: B::Context,
     query_width: usize,
+    page_positions: u32,
     meter: Meter<B>,
 }
 
 impl<B: Backend> Tier2Kernels<B> {
-    /// Kernels over `context`, whose attention output is `query_width` values wide.
+    /// Kernels over `context`, whose pages have so many positions and whose attention output is `query_width` values
+    /// wide.
     pub fn new(
         name: String,
         backend: B,
         context: B::Context,
-        query_width: usize,
+        (query_width, page_positions): (usize, u32),
         trace: bool,
     ) -> Self {
         let meter = Meter::new(backend.clone(), name, 2, trace);
-        Self { backend, context, query_width, meter }
+        Self { backend, context, query_width, page_positions, meter }
     }
 
     /// Counters so far.
@@ -55,7 +56,7 @@ impl<B: Backend> Tier2Kernels<B> {
         let qkv = payload.take(&self.backend)?;
         let mut rows = Vec::with_capacity(attend.rows.len());
         for row in &attend.rows {
-            let first = (row.position / PAGE_POSITIONS) as usize;
+            let first = (row.position / self.page_positions) as usize;
             self.context.bind(row.slot, first, &[row.page])?;
             rows.push(AttendRow { slot: row.slot, position: row.position });
         }

@@ -7,7 +7,7 @@ use crate::net::{Config, Controller, Encryption, Event, Peer, Token};
 use crate::news::WorkerNews;
 use crate::serve;
 use crate::station::{PATIENCE, Station, dial};
-use glinthawk_compute::cuda::{CudaBackend, CudaDevice, pinned_pool};
+use glinthawk_compute::cuda::{CudaBackend, CudaDevice, CudaModel, pinned_pool};
 use glinthawk_compute::{CpuBackend, Isa, Threads};
 use glinthawk_flight::{Buffer, Pool};
 use std::collections::VecDeque;
@@ -74,6 +74,10 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
             None => options.isa.name().to_owned(),
         },
         gpu: options.gpu.as_ref().map(GpuOffer::of).transpose()?,
+        page_positions: match &options.gpu {
+            Some(_) => vec![CudaModel::PAGE_POSITIONS],
+            None => options.isa.page_positions().to_vec(),
+        },
         memory_bytes: options.memory_bytes,
         port,
     };

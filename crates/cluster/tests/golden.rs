@@ -63,6 +63,7 @@ impl Forward {
         let spec = ContextSpec {
             layers: config.layers,
             pages,
+            page_positions: PAGE_POSITIONS,
             context_type,
             slots: 1,
             context_max,
@@ -228,6 +229,7 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
         flights: 2,
         chunk: 20,
         context_max: 2048,
+        page_positions: PAGE_POSITIONS,
         context_type: ContextType::Bf16,
         whole_flights: false,
     };

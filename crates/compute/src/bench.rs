@@ -7,8 +7,8 @@ pub use stages::{AttentionBench, StageBench, TimedStage};
 
 use crate::memory::Memory;
 use crate::{
-    AttendRow, ComputeError, ContextKernels, ContextType, CpuContext, CpuWeights, Isa, ShardIn,
-    ShardOut, SliceSpec, Threads, WeightKernels,
+    AttendRow, ComputeError, ContextKernels, ContextSpec, ContextType, CpuContext, CpuWeights, Isa,
+    ShardIn, ShardOut, SliceSpec, Threads, WeightKernels,
 };
 use glinthawk_flight::{Buffer, PAGE_POSITIONS};
 use glinthawk_model::{Model, ModelConfig};
@@ -203,8 +203,18 @@ fn filled_pages(
     isa: Isa,
     threads: Arc<Threads>,
 ) -> Result<(CpuContext, usize), ComputeError> {
-    let pages = (bytes / CpuContext::page_bytes(config, 1, ContextType::Bf16)).max(1);
-    let mut context = CpuContext::new(config, 1, pages, context_type, isa, threads)?;
+    let page_positions = isa.page_positions()[0];
+    let pages = (bytes / CpuContext::bytes(config, 1, ContextType::Bf16, page_positions)).max(1);
+    let spec = ContextSpec {
+        layers: 1,
+        pages,
+        page_positions,
+        context_type,
+        slots: 0,
+        context_max: 0,
+        batch_rows: 0,
+    };
+    let mut context = CpuContext::new(config, &spec, isa, threads)?;
     context.fill();
     Ok((context, pages))
 }
@@ -245,13 +255,13 @@ impl ContextBench {
             (0..rows as u32).map(|slot| AttendRow { slot, position }).collect();
         let qkv = Buffer::zeroed(rows * self.config.qkv_width() * size_of::<bf16>());
         let mut attended = Buffer::zeroed(rows * self.config.query_width() * size_of::<bf16>());
-        let page_bytes = CpuContext::page_bytes(&self.config, 1, self.context_type);
+        let position_bytes = CpuContext::bytes(&self.config, 1, self.context_type, 1);
         let started = Instant::now();
         self.context.attend(0, &batch, &qkv, &mut attended).expect(CPU);
         KernelTiming {
             seconds: started.elapsed().as_secs_f64(),
             operations: (4 * rows * positions * self.config.query_width()) as f64,
-            bytes: (rows * positions) as f64 * page_bytes as f64 / f64::from(PAGE_POSITIONS),
+            bytes: (rows * positions * position_bytes) as f64,
         }
     }
 }

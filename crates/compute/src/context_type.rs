@@ -1,7 +1,6 @@
 //! How keys and values are stored, and how a position becomes int8.
 
 use crate::ComputeError;
-use glinthawk_flight::PAGE_POSITIONS;
 use half::bf16;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -28,13 +27,13 @@ impl ContextType {
         }
     }
 
-    /// Bytes of one page of one head, keys and values.
-    pub(crate) fn head_bytes(self, head_dim: usize) -> usize {
+    /// Bytes of `positions` positions of one head, keys and values.
+    pub(crate) fn head_bytes(self, head_dim: usize, positions: usize) -> usize {
         let position = match self {
             ContextType::Bf16 => head_dim * size_of::<bf16>(),
             ContextType::Int8 => head_dim + size_of::<f32>(),
         };
-        2 * PAGE_POSITIONS as usize * position
+        2 * positions * position
     }
 }
 

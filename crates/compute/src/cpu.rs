@@ -47,14 +47,16 @@ impl Backend for CpuBackend {
         CpuWeights::load(model, spec, self.isa, Arc::clone(&self.threads), progress)
     }
 
+    fn page_positions(&self) -> &'static [u32] {
+        self.isa.page_positions()
+    }
+
     fn context(
         &self,
         config: &ModelConfig,
         spec: &ContextSpec,
     ) -> Result<CpuContext, ComputeError> {
-        let ContextSpec { layers, pages, context_type, .. } = *spec;
-        let threads = Arc::clone(&self.threads);
-        CpuContext::new(config, layers, pages, context_type, self.isa, threads)
+        CpuContext::new(config, spec, self.isa, Arc::clone(&self.threads))
     }
 
     fn take(&self, len_bytes: usize) -> Result<Buffer, ComputeError> {
@@ -205,31 +207,24 @@ fn is_plain_greedy(sample: &Sample) -> bool {
 const FILL: u8 = 0x3e;
 
 impl CpuContext {
-    /// Room for `pages` pages of every layer. Untouched pages cost no resident memory.
+    /// Room for the pages of every layer. Untouched pages cost no resident memory.
     pub(crate) fn new(
         config: &ModelConfig,
-        layers: usize,
-        pages: usize,
-        context_type: ContextType,
+        spec: &ContextSpec,
         isa: Isa,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
         isa.require()?;
         check_shape(config)?;
+        spec.check_pages(isa.page_positions(), isa.name())?;
         let kernels = match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => {
-                Context::X86(X86Context::new(config, layers, pages, context_type, isa, threads)?)
+                Context::X86(X86Context::new(config, spec, isa, threads)?)
             }
-            _ => Context::Portable(PortableContext::new(
-                config,
-                layers,
-                pages,
-                context_type,
-                threads,
-            )?),
+            _ => Context::Portable(PortableContext::new(config, spec, threads)?),
         };
-        Ok(Self { kernels, tables: Tables::default() })
+        Ok(Self { kernels, tables: Tables::new(spec.page_positions) })
     }
 
     /// Fills all pages: for benchmarks, which must read memory that is there.
@@ -237,9 +232,14 @@ impl CpuContext {
         each!(&mut self.kernels, Context, inner => inner.fill(FILL));
     }
 
-    /// Bytes of one page in all of the slice's layers.
-    pub fn page_bytes(config: &ModelConfig, layers: usize, context_type: ContextType) -> usize {
-        context_type.head_bytes(config.head_dim) * config.kv_heads * layers
+    /// Bytes of `positions` positions in all of the slice's layers.
+    pub fn bytes(
+        config: &ModelConfig,
+        layers: usize,
+        context_type: ContextType,
+        positions: u32,
+    ) -> usize {
+        context_type.head_bytes(config.head_dim, positions as usize) * config.kv_heads * layers
     }
 }
 

@@ -51,4 +51,4 @@ pub fn bytes_beside_pages(
 }
 
 /// Positions in one page.
-const PAGE: usize = glinthawk_flight::PAGE_POSITIONS as usize;
+const PAGE: usize = 16;

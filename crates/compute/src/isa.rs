@@ -52,6 +52,15 @@ impl Isa {
         }
     }
 
+    /// Positions that a page of contexts may have on this path, the best first.
+    pub fn page_positions(self) -> &'static [u32] {
+        match self {
+            Isa::Portable => &[16, 8, 32, 5],
+            // A page's keys are one tile: the loops are written for it.
+            _ => &[16],
+        }
+    }
+
     #[cfg(target_arch = "x86_64")]
     fn is_available(self) -> bool {
         let avx512 = || {

@@ -59,6 +59,9 @@ pub trait Backend: Clone + Send {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self::Weights, ComputeError>;
 
+    /// Positions that a page of contexts may have on the device, the best first.
+    fn page_positions(&self) -> &'static [u32];
+
     /// Makes room on the device for contexts.
     fn context(
         &self,

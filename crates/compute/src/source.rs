@@ -63,6 +63,8 @@ pub struct ContextSpec {
     pub layers: usize,
     /// Pages of every layer.
     pub pages: usize,
+    /// Positions of a page.
+    pub page_positions: u32,
     /// How keys and values are stored.
     pub context_type: ContextType,
     /// Page tables.
@@ -71,6 +73,17 @@ pub struct ContextSpec {
     pub context_max: usize,
     /// Rows of one batch at most.
     pub batch_rows: usize,
+}
+
+impl ContextSpec {
+    /// Fails if pages of this size are none of those that a device's kernels can use.
+    pub(crate) fn check_pages(&self, usable: &[u32], device: &str) -> Result<(), ComputeError> {
+        if usable.contains(&self.page_positions) {
+            return Ok(());
+        }
+        let what = format!("pages of {} positions on {device}", self.page_positions);
+        Err(ComputeError::Shape { what })
+    }
 }
 
 impl SliceSpec {

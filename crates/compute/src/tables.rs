@@ -1,11 +1,12 @@
 //! Page tables on the host: which pages hold a slot's positions.
 
 use crate::AttendRow;
-use glinthawk_flight::PAGE_POSITIONS;
 
 /// The page table of every slot.
-#[derive(Default)]
-pub(crate) struct Tables(Vec<Vec<u32>>);
+pub(crate) struct Tables {
+    slots: Vec<Vec<u32>>,
+    page_positions: u32,
+}
 
 /// A row with the pages of positions `0..=position`, in order.
 #[derive(Clone, Copy)]
@@ -16,13 +17,18 @@ pub(crate) struct BoundRow<'a> {
 }
 
 impl Tables {
+    /// Tables of pages of so many positions.
+    pub(crate) fn new(page_positions: u32) -> Self {
+        Self { slots: Vec::new(), page_positions }
+    }
+
     /// Enters pages into a slot's table, from its page number `first` on. What followed is forgotten.
     pub(crate) fn bind(&mut self, slot: u32, first: usize, pages: &[u32]) {
         let slot = slot as usize;
-        if self.0.len() <= slot {
-            self.0.resize_with(slot + 1, Vec::new);
+        if self.slots.len() <= slot {
+            self.slots.resize_with(slot + 1, Vec::new);
         }
-        let table = &mut self.0[slot];
+        let table = &mut self.slots[slot];
         assert!(first <= table.len(), "a hole in the table of slot {slot}");
         table.truncate(first);
         table.extend_from_slice(pages);
@@ -31,7 +37,7 @@ impl Tables {
     /// The rows with their pages.
     pub(crate) fn rows(&self, rows: &[AttendRow]) -> Vec<BoundRow<'_>> {
         let bound = |&AttendRow { slot, position }: &AttendRow| {
-            let pages = &self.0[slot as usize][..=(position / PAGE_POSITIONS) as usize];
+            let pages = &self.slots[slot as usize][..=(position / self.page_positions) as usize];
             BoundRow { slot, position, pages }
         };
         rows.iter().map(bound).collect()

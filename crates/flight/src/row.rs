@@ -1,12 +1,12 @@
 //! Rows: who a token belongs to, where it stands, and where its context lives; and the names of what
 //! rows travel in.
 
-/// Positions in one page of context.
+/// Positions in one page of context where no cluster has settled on another number.
 pub const PAGE_POSITIONS: u32 = 16;
 
-/// Pages that hold this many positions.
-pub fn pages_for(positions: u32) -> u32 {
-    positions.div_ceil(PAGE_POSITIONS)
+/// Pages of `page_positions` positions that hold this many positions.
+pub fn pages_for(positions: u32, page_positions: u32) -> u32 {
+    positions.div_ceil(page_positions)
 }
 
 /// One token of one prompt at one position: the unit of work that flows through the layers.

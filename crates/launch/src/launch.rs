@@ -121,6 +121,7 @@ fn launch_cluster(
     let kinds = mustered.kinds;
     let memory_bytes = mustered.context_memory_bytes;
     let setting = resolved.setting(opened, &kinds, mustered.threads, memory_bytes);
-    let engine = Engine::new(Box::new(mustered.fabric), layout, mustered.lane_pages, setting);
+    let (fabric, layout) = (Box::new(mustered.fabric), &mustered.layout);
+    let engine = Engine::new(fabric, layout, mustered.lane_pages, setting);
     Ok(Running { engine, kinds, _processes: processes })
 }

@@ -7,8 +7,7 @@ use crate::profiles;
 use crate::specification::{Specification, Topology, flights_default};
 use glinthawk_cluster::{ClusterError, Crowd, GpuFabric, Kinds, Layout, Setting, gpu_remedy};
 use glinthawk_compute::cuda::{CudaDevice, CudaModel};
-use glinthawk_compute::{ContextType, CpuContext, Isa, allowed_cores};
-use glinthawk_flight::pages_for;
+use glinthawk_compute::{ContextType, Isa, allowed_cores};
 use glinthawk_model::{ModelConfig, even_slices};
 use glinthawk_plan::{Deployment, KernelTimes, NetworkLink, Place, Shape};
 use std::sync::Arc;
@@ -65,6 +64,7 @@ impl Resolved {
             None if attends.map(|(_, gpu)| gpu.is_some()).min() == Some(true) => GPU_NODE_BATCH,
             None => BATCH_DEFAULT,
         };
+        let isa = machine::isa(specification.isa)?;
         let mut layout = Layout {
             slices: tier1,
             tier2,
@@ -73,6 +73,10 @@ impl Resolved {
             flights: specification.flights.unwrap_or(flights_default(tier1 as u32, alone)),
             chunk: specification.chunk,
             context_max: specification.context_max.unwrap_or(config.context_max as u32),
+            page_positions: match opened.device {
+                Some(_) => CudaModel::PAGE_POSITIONS,
+                None => isa.page_positions()[0],
+            },
             context_type: specification.context_type,
             whole_flights: specification.whole_flights,
         };
@@ -91,7 +95,7 @@ impl Resolved {
         }
         Ok(Self {
             model: specification.model.clone(),
-            isa: machine::isa(specification.isa)?,
+            isa,
             isa_wanted: specification.isa,
             threads,
             memory_bytes,
@@ -141,7 +145,7 @@ impl Resolved {
             chunk: layout.chunk,
             context_memory_bytes: memory_bytes,
             context_type: layout.context_type.name(),
-            page_bytes: CpuContext::page_bytes(config, config.layers, layout.context_type) as u64,
+            page_bytes: layout.model_page_bytes(config),
             max_context: layout.context_max,
         }
     }
@@ -204,8 +208,7 @@ fn memory_bytes(opened: &Opened, layout: &Layout) -> Result<u64, LaunchError> {
         (0..nodes).filter(|&node| is_gpu(node) && (node >= tier1 || layout.local_lanes > 0));
     let attending = (layout.slices * layout.lanes()).saturating_sub(on_gpus.count()).max(1) as u64;
     let each = machine::free_memory_bytes()?.saturating_sub(weights) / attending;
-    let page = CpuContext::page_bytes(config, config.layers, layout.context_type) as u64;
-    let longest = page * u64::from(pages_for(layout.context_max));
+    let longest = layout.model_page_bytes(config) * layout.pages_for(layout.context_max);
     Ok((each / 2).max(longest.min(each / 10 * 9)))
 }
 

@@ -14,7 +14,7 @@ mod ranked;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use glinthawk_protocol::lane_pages;
+use glinthawk_protocol::{PAGE_POSITIONS, lane_pages};
 
 pub use front::{FRONT_STEP, Trial, front};
 pub use objective::Objective;
@@ -125,7 +125,7 @@ impl<'a> Choice<'a> {
     fn holds_a_context(&self, site: &Site, candidate: &Candidate) -> bool {
         let page_bytes = self.space.job.shape.page_bytes(site.slices[0]);
         let held = (self.context_bytes(site, candidate).max(0.0).floor() / page_bytes) as u64;
-        lane_pages(held, self.context_max() as u32, 1).is_some()
+        lane_pages(held, self.context_max() as u32, 1, PAGE_POSITIONS).is_some()
     }
 
     /// Positions of the longest prompt with its completion.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use glinthawk_protocol::lane_pages;
+use glinthawk_protocol::{PAGE_POSITIONS, lane_pages};
 use serde::{Deserialize, Serialize};
 
 use crate::bound::Bottleneck;
@@ -169,7 +169,9 @@ impl Plan {
         let context_max = number("max_context", self.max_context)?;
         let most = *self.slices.iter().max().expect("a plan has slices");
         let held = (context.bytes as f64 / shape.page_bytes(most)) as u64;
-        let Some(lane_pages) = lane_pages(held, context_max, (self.flights * batch) as u64) else {
+        let Some(lane_pages) =
+            lane_pages(held, context_max, (self.flights * batch) as u64, PAGE_POSITIONS)
+        else {
             let problem = format!("holds no context of {} tokens", self.max_context);
             return Err(wrong("tier2_context.bytes", problem));
         };

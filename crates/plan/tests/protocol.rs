@@ -79,6 +79,7 @@ fn protocol_seconds(configuration: &Configuration, steps: u32) -> f64 {
             batch,
             chunk: 1,
             lane_pages: vec![pages; lanes],
+            page_positions: 16,
             context_max: steps + 1,
             oversubscription: 1.0,
             merge: Merge::Ready,

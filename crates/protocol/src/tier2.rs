@@ -3,7 +3,7 @@
 //! The tables themselves are the kernels'.
 
 use crate::message::{Attend, Attended, Parcel};
-use glinthawk_flight::{PAGE_POSITIONS, Row, ShardId};
+use glinthawk_flight::{Row, ShardId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// A message that a correct dispatcher would not send. Nothing of it was done.
@@ -54,6 +54,7 @@ struct Slot {
 /// The state machine; see the module's head. `P` is what travels beside a message.
 pub struct Tier2Node<P> {
     pages: u32,
+    page_positions: u32,
     slots: Vec<Slot>,
     /// The epoch and layer of the last message of each shard. What is not later than that belongs to an
     /// abandoned step or came before, and its pages may be another prompt's by now.
@@ -65,10 +66,11 @@ pub struct Tier2Node<P> {
 }
 
 impl<P> Tier2Node<P> {
-    /// A node with `slots` page tables over `pages` pages.
-    pub fn new(slots: u32, pages: u32) -> Self {
+    /// A node with `slots` page tables over `pages` pages of `page_positions` positions.
+    pub fn new(slots: u32, pages: u32, page_positions: u32) -> Self {
         Self {
             pages,
+            page_positions,
             slots: vec![Slot::default(); slots as usize],
             newest: HashMap::new(),
             messages: 0,
@@ -90,7 +92,7 @@ impl<P> Tier2Node<P> {
         self.newest.insert(attend.step.shard, (attend.step.epoch, attend.layer));
         for row in &attend.rows {
             // Position 0 starts the slot again. That is how a slot is released without a message.
-            self.slots[row.slot as usize].pages = row.position / PAGE_POSITIONS + 1;
+            self.slots[row.slot as usize].pages = row.position / self.page_positions + 1;
         }
         self.ready.entry(attend.layer).or_default().push_back(Tier2Work { attend, payload });
         Ok(true)
@@ -128,7 +130,7 @@ impl<P> Tier2Node<P> {
         self.messages += 1;
         let mut before: Option<&Row> = None;
         for row in rows {
-            let index = row.position / PAGE_POSITIONS;
+            let index = row.position / self.page_positions;
             let slot = self.slots.get_mut(row.slot as usize);
             let slot = slot.filter(|_| row.page < self.pages && index < self.pages);
             let slot = slot.ok_or(Tier2Error::OutOfRange(*row))?;
@@ -152,6 +154,8 @@ mod tests {
     use super::*;
     use glinthawk_flight::StepId;
 
+    const PAGE_POSITIONS: u32 = 5;
+
     fn row(slot: u32, position: u32, page: u32) -> Row {
         Row { slot, position, page, token: 0 }
     }
@@ -163,7 +167,7 @@ mod tests {
     #[test]
     fn rows_that_make_no_sense_are_refused_and_change_nothing() {
         let check = |rows: &[Row], expected: Tier2Error| {
-            let mut node = Tier2Node::new(2, 8);
+            let mut node = Tier2Node::new(2, 8, PAGE_POSITIONS);
             let good = [row(0, 0, 4), row(1, 0, 5)];
             assert_eq!(node.take(attend(1, 0, &good), ()), Ok(true));
             assert_eq!(node.take(attend(1, 1, rows), ()), Err(expected));
@@ -187,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_newer_step_takes_the_place_of_an_older_one() {
-        let mut node = Tier2Node::new(1, 8);
+        let mut node = Tier2Node::new(1, 8, PAGE_POSITIONS);
         assert_eq!(node.take(attend(3, 1, &[row(0, 0, 4)]), "old"), Ok(true));
         assert_eq!(node.take(attend(3, 1, &[row(0, 0, 5)]), "twice"), Ok(false));
         assert_eq!(node.take(attend(3, 0, &[row(0, 0, 5)]), "late"), Ok(false));

@@ -82,7 +82,8 @@ impl Costs for RandomCosts {
 fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
     let lanes = random.within(1, 4) as usize;
     let context_max = random.within(20, 120) as u32;
-    let pages_min = u64::from(context_max.div_ceil(16));
+    let page_positions = random.within(1, 32) as u32;
+    let pages_min = u64::from(context_max.div_ceil(page_positions));
     let topology = SimulatedCluster {
         slice_layers: (0..random.within(1, 3)).map(|_| random.within(1, 3) as u32).collect(),
         tier1_rows_max: random.within(1, 64) as usize,
@@ -94,6 +95,7 @@ fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
             lane_pages: (0..lanes)
                 .map(|_| random.within(pages_min, pages_min * 8) as u32)
                 .collect(),
+            page_positions,
             context_max,
             oversubscription: random.within(1, 8) as f32,
             merge: if random.within(0, 3) == 0 { Merge::WholeFlights } else { Merge::Ready },

@@ -5,6 +5,7 @@ use super::{assert_close, fast_paths};
 use crate::{AttendRow, ContextKernels, ContextType, CpuContext, Isa};
 use glinthawk_flight::Buffer;
 use half::bf16;
+use std::collections::BTreeMap;
 
 /// A prompt's context: which pages hold it, scattered over the store.
 struct Prompt {
@@ -14,8 +15,8 @@ struct Prompt {
 
 impl Prompt {
     /// Prompts take every `of`-th page, from the store's end backwards.
-    fn new(seed: u64, positions: usize, of: usize) -> Self {
-        let count = positions.div_ceil(16);
+    fn new(shape: &Shape, seed: u64, positions: usize, of: usize) -> Self {
+        let count = positions.div_ceil(shape.page_positions as usize);
         Self {
             seed,
             pages: (0..count).rev().map(|page| (page * of + seed as usize) as u32).collect(),
@@ -92,16 +93,20 @@ fn of_every_type(shapes: Vec<Shape>) -> Vec<Shape> {
     types.flat_map(typed).collect()
 }
 
-/// The shape with every path of this machine.
-fn on_every_path(shape: &Shape) -> impl Iterator<Item = (&Shape, Isa)> {
-    Isa::available().into_iter().map(move |isa| (shape, isa))
+/// The shape with every path of this machine, and every size of pages on it.
+fn on_every_path(shape: &Shape) -> impl Iterator<Item = (Shape, Isa)> {
+    let sized = move |isa: Isa| {
+        let sizes = isa.page_positions().iter();
+        sizes.map(move |&page_positions| (Shape { page_positions, ..shape.clone() }, isa))
+    };
+    Isa::available().into_iter().flat_map(sized)
 }
 
 #[test]
 fn paths_agree_with_the_oracle() {
     for shape in shapes() {
         let mut oracle = shape.context(Isa::Portable, 2, 64);
-        let (one, other) = (Prompt::new(1, 150, 3), Prompt::new(2, 70, 3));
+        let (one, other) = (Prompt::new(&shape, 1, 150, 3), Prompt::new(&shape, 2, 70, 3));
         let expected = [
             attend_in_chunks(&mut oracle, &shape, &one, 150, 50).concat(),
             attend_in_chunks(&mut oracle, &shape, &other, 70, 70).concat(),
@@ -134,8 +139,8 @@ fn bits_depend_on_the_row_alone() {
         for isa in Isa::available() {
             // Long enough for several splits, if the path is fast enough for the test.
             let end = if isa == Isa::Portable { 100 } else { 2100 };
-            let prompt = Prompt::new(1, end as usize, 2);
-            let other = Prompt::new(2, 40, 2);
+            let prompt = Prompt::new(&shape, 1, end as usize, 2);
+            let other = Prompt::new(&shape, 2, 40, 2);
             let pages = 2 * prompt.pages.len() + 2;
             let expected =
                 attend_in_chunks(&mut shape.context(isa, 1, pages), &shape, &prompt, end, 300);
@@ -173,18 +178,44 @@ fn bits_depend_on_the_row_alone() {
 }
 
 #[test]
+fn the_size_of_pages_decides_no_bit() {
+    for shape in of_every_type(vec![Shape { window: Some(37), ..Shape::default() }]) {
+        let mut first: BTreeMap<Isa, Vec<Vec<bf16>>> = BTreeMap::new();
+        for (shape, isa) in on_every_path(&shape) {
+            let prompt = Prompt::new(&shape, 1, 90, 2);
+            let mut context = shape.context(isa, 2, 2 * prompt.pages.len() + 1);
+            let found = attend_in_chunks(&mut context, &shape, &prompt, 90, 13);
+            let expected = first.entry(isa).or_insert_with(|| found.clone());
+            assert!(found == *expected, "{isa}: pages of {}", shape.page_positions);
+        }
+    }
+}
+
+#[test]
+fn a_size_of_pages_that_a_path_cannot_use_is_refused() {
+    let shape = Shape { page_positions: 7, ..Shape::default() };
+    for isa in Isa::available() {
+        let refused = shape.try_context(isa, 1, 4).err().map(|error| error.to_string());
+        let expected = format!("shape not supported: pages of 7 positions on {isa}");
+        assert_eq!(refused, Some(expected));
+    }
+}
+
+#[test]
 fn leftovers_of_another_prompt_do_no_harm() {
     let cases = of_every_type(vec![Shape::default()]);
     for (shape, isa) in cases.iter().flat_map(on_every_path) {
-        let mut context = shape.context(isa, 1, 4);
-        let mut clean = shape.context(isa, 1, 4);
-        let prompt = Prompt::new(1, 20, 1);
+        let shape = &shape;
+        let prompt = Prompt::new(shape, 1, 20, 1);
+        let pages = prompt.pages.len() + 1;
+        let mut context = shape.context(isa, 1, pages);
+        let mut clean = shape.context(isa, 1, pages);
         // A prompt full of NaN used the page before.
         let mut qkv = Buffer::zeroed(shape.config().qkv_width() * 2);
         qkv.bf16_mut().fill(bf16::NAN);
         let mut attended = Buffer::zeroed(shape.config().query_width() * 2);
         prompt.bind(&mut context);
-        for position in 0..16 {
+        for position in 0..shape.page_positions.min(20) {
             context.attend(1, &[prompt.row(position)], &qkv, &mut attended).unwrap();
         }
         context.attend(1, &[], &qkv, &mut attended).unwrap();
@@ -198,9 +229,11 @@ fn leftovers_of_another_prompt_do_no_harm() {
 fn rows_of_one_prompt_may_come_apart() {
     let cases = of_every_type(vec![Shape { heads: 6, kv_heads: 2, ..Shape::default() }]);
     for (shape, isa) in cases.iter().flat_map(on_every_path) {
-        let (one, other) = (Prompt::new(1, 40, 2), Prompt::new(2, 40, 2));
-        let expected = attend_in_chunks(&mut shape.context(isa, 1, 8), shape, &one, 40, 40);
-        let mut context = shape.context(isa, 2, 8);
+        let shape = &shape;
+        let (one, other) = (Prompt::new(shape, 1, 40, 2), Prompt::new(shape, 2, 40, 2));
+        let pages = 2 * one.pages.len() + 2;
+        let expected = attend_in_chunks(&mut shape.context(isa, 1, pages), shape, &one, 40, 40);
+        let mut context = shape.context(isa, 2, pages);
         let mut rows: Vec<(&Prompt, u32)> = (0..40).map(|position| (&one, position)).collect();
         rows.reverse();
         rows.insert(7, (&other, 0));
@@ -217,7 +250,9 @@ fn rows_of_one_prompt_may_come_apart() {
 fn a_page_may_belong_to_several_prompts() {
     let cases = of_every_type(vec![Shape { heads: 6, kv_heads: 2, ..Shape::default() }]);
     for (shape, isa) in cases.iter().flat_map(on_every_path) {
-        // Two prompts with the same first 32 positions, in the same pages, which only the first stored.
+        let shape = &shape;
+        // Two prompts with the same first positions, in the same two pages, which only the first stored.
+        let shared = 2 * shape.page_positions;
         let fork = |seed, own: u32| Prompt { seed, pages: vec![5, 2, own] };
         let (one, other) = (fork(1, 0), fork(2, 1));
         let apart = |context: &mut CpuContext, positions: [u32; 2]| {
@@ -226,9 +261,9 @@ fn a_page_may_belong_to_several_prompts() {
         };
         let mut alone = shape.context(isa, 2, 8);
         let mut context = shape.context(isa, 2, 8);
-        attend_in_chunks(&mut alone, shape, &one, 32, 32);
-        attend_in_chunks(&mut context, shape, &one, 32, 32);
-        for positions in [[32, 32], [33, 33], [34, 34]] {
+        attend_in_chunks(&mut alone, shape, &one, shared, 32);
+        attend_in_chunks(&mut context, shape, &one, shared, 32);
+        for positions in [[shared; 2], [shared + 1; 2], [shared + 2; 2]] {
             let expected = apart(&mut alone, positions);
             let rows = [(&one, positions[0]), (&other, positions[1])];
             let found = attend(&mut context, shape, &rows);

@@ -202,6 +202,7 @@ impl Layered {
             let contexts = ContextSpec {
                 layers: layers.len(),
                 pages: limits.pages,
+                page_positions: PAGE_POSITIONS,
                 context_type: ContextType::Bf16,
                 slots: limits.slots,
                 context_max: limits.context,

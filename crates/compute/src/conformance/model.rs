@@ -1,7 +1,9 @@
 //! Models for the suite: any shape, weights from a hash.
 
 use crate::source::WeightSource;
-use crate::{ComputeError, ContextType, CpuContext, CpuWeights, Isa, SliceSpec, Threads};
+use crate::{
+    ComputeError, ContextSpec, ContextType, CpuContext, CpuWeights, Isa, SliceSpec, Threads,
+};
 use glinthawk_model::{LayerTensor, ModelConfig, Tensor};
 use half::bf16;
 use std::ops::Range;
@@ -21,6 +23,7 @@ pub(super) struct Shape {
     pub(super) tied: bool,
     pub(super) window: Option<usize>,
     pub(super) context_type: ContextType,
+    pub(super) page_positions: u32,
 }
 
 impl Default for Shape {
@@ -37,6 +40,7 @@ impl Default for Shape {
             tied: false,
             window: None,
             context_type: ContextType::Bf16,
+            page_positions: 16,
         }
     }
 }
@@ -82,8 +86,26 @@ impl Shape {
     }
 
     pub(super) fn context(&self, isa: Isa, threads: usize, pages: usize) -> CpuContext {
+        self.try_context(isa, threads, pages).unwrap()
+    }
+
+    pub(super) fn try_context(
+        &self,
+        isa: Isa,
+        threads: usize,
+        pages: usize,
+    ) -> Result<CpuContext, ComputeError> {
         let threads = Arc::new(Threads::new(threads).unwrap());
-        CpuContext::new(&self.config(), 2, pages, self.context_type, isa, threads).unwrap()
+        let spec = ContextSpec {
+            layers: 2,
+            pages,
+            page_positions: self.page_positions,
+            context_type: self.context_type,
+            slots: 0,
+            context_max: 0,
+            batch_rows: 0,
+        };
+        CpuContext::new(&self.config(), &spec, isa, threads)
     }
 }
 

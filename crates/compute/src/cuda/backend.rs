@@ -101,6 +101,10 @@ impl Backend for CudaBackend {
         self.load(model, spec, progress)
     }
 
+    fn page_positions(&self) -> &'static [u32] {
+        &[PAGE as u32]
+    }
+
     fn context(
         &self,
         config: &ModelConfig,

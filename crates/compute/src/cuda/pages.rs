@@ -56,6 +56,7 @@ impl Pages {
             let what = format!("{} contexts on a GPU", limits.context_type);
             return Err(ComputeError::Shape { what });
         }
+        limits.check_pages(&[PAGE as u32], "a GPU")?;
         let layer = limits.pages * 2 * PAGE * config.kv_width();
         let layers = (0..limits.layers).map(|_| allocate(device, "contexts", layer));
         let cut = Cut {

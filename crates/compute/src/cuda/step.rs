@@ -51,6 +51,7 @@ impl StepLimits {
         ContextSpec {
             layers: config.layers,
             pages: self.pages,
+            page_positions: PAGE as u32,
             context_type: ContextType::Bf16,
             slots: self.slots,
             context_max: self.context,
@@ -60,6 +61,9 @@ impl StepLimits {
 }
 
 impl CudaModel {
+    /// Positions of a page.
+    pub const PAGE_POSITIONS: u32 = PAGE as u32;
+
     /// Bytes of one page in all layers.
     pub fn page_bytes(config: &ModelConfig) -> usize {
         2 * PAGE * config.kv_width() * config.layers * size_of::<bf16>()

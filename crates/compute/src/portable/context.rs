@@ -6,28 +6,27 @@ use crate::context_type::quantise;
 use crate::math::exp;
 use crate::memory::{Memory, SharedMut};
 use crate::tables::BoundRow;
-use crate::{ComputeError, ContextType, Threads};
-use glinthawk_flight::{Buffer, PAGE_POSITIONS};
+use crate::{ComputeError, ContextSpec, ContextType, Threads};
+use glinthawk_flight::Buffer;
 use glinthawk_model::ModelConfig;
 use half::bf16;
 use std::sync::Arc;
-
-const PAGE: usize = PAGE_POSITIONS as usize;
 
 /// The pages of a slice's layers.
 pub(crate) struct PortableContext {
     config: ModelConfig,
     threads: Arc<Threads>,
     pages: usize,
+    page_positions: usize,
     values: Values,
 }
 
-/// Keys and values: (layers, pages, keys and values, 16 positions, kv_width).
+/// Keys and values: (layers, pages, keys and values, positions of a page, kv_width).
 enum Values {
     Bf16(Memory<bf16>),
     Int8 {
         codes: Memory<i8>,
-        /// (layers, pages, keys and values, 16 positions, kv_heads)
+        /// (layers, pages, keys and values, positions of a page, kv_heads)
         scales: Memory<f32>,
     },
 }
@@ -35,23 +34,24 @@ enum Values {
 impl PortableContext {
     pub(crate) fn new(
         config: &ModelConfig,
-        layers: usize,
-        pages: usize,
-        context_type: ContextType,
+        spec: &ContextSpec,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
         let overflow = ComputeError::Memory { what: "context pages", bytes: usize::MAX };
-        let positions = (2 * PAGE).checked_mul(layers).and_then(|len| len.checked_mul(pages));
+        let ContextSpec { layers, pages, .. } = *spec;
+        let page_positions = spec.page_positions as usize;
+        let positions =
+            (2 * page_positions).checked_mul(layers).and_then(|len| len.checked_mul(pages));
         let len = positions.and_then(|positions| positions.checked_mul(config.kv_width()));
         let len = len.ok_or(overflow)?;
-        let values = match context_type {
+        let values = match spec.context_type {
             ContextType::Bf16 => Values::Bf16(Memory::zeroed("context pages", len)?),
             ContextType::Int8 => Values::Int8 {
                 codes: Memory::zeroed("context pages", len)?,
                 scales: Memory::zeroed("context scales", len / config.head_dim)?,
             },
         };
-        Ok(Self { config: config.clone(), threads, pages, values })
+        Ok(Self { config: config.clone(), threads, pages, page_positions, values })
     }
 
     pub(crate) fn fill(&mut self, byte: u8) {
@@ -68,7 +68,8 @@ impl PortableContext {
     /// values.
     fn place(&self, layer: usize, page: u32, which: usize, position: usize) -> usize {
         assert!((page as usize) < self.pages, "page {page} of {}", self.pages);
-        (((layer * self.pages + page as usize) * 2 + which) * PAGE + position % PAGE)
+        (((layer * self.pages + page as usize) * 2 + which) * self.page_positions
+            + position % self.page_positions)
             * self.config.kv_heads
     }
 
@@ -117,7 +118,8 @@ impl PortableContext {
         let start = end - self.config.sliding_window.unwrap_or(end).min(end);
         let mut part = vec![0.0f32; head_dim];
         let place = |position: usize, which| {
-            self.place(layer, row.pages[position / PAGE], which, position) + head / group
+            self.place(layer, row.pages[position / self.page_positions], which, position)
+                + head / group
         };
         let mut weights = Vec::with_capacity(end - start);
         for position in start..end {
@@ -150,7 +152,8 @@ impl PortableContext {
         for (row, values) in rows.iter().zip(qkv.chunks_exact(self.config.qkv_width())) {
             let position = row.position as usize;
             for which in 0..2 {
-                let place = self.place(layer, row.pages[position / PAGE], which, position);
+                let place =
+                    self.place(layer, row.pages[position / self.page_positions], which, position);
                 let from = &values[query_width + which * kv_width..][..kv_width];
                 self.store(place, from);
             }

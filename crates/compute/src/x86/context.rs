@@ -8,7 +8,7 @@ use super::pages::{After, PAGE};
 use super::tiles::TILE_ROWS;
 use crate::memory::{Memory, SharedMut};
 use crate::tables::BoundRow;
-use crate::{ComputeError, ContextType, Isa, Threads};
+use crate::{ComputeError, ContextSpec, ContextType, Isa, Threads};
 use batch::{Batch, split_pages};
 use glinthawk_flight::Buffer;
 use glinthawk_model::ModelConfig;
@@ -61,7 +61,7 @@ struct Job {
 impl Shape {
     /// Bytes of one page, one head, keys and values.
     fn head_bytes(&self) -> usize {
-        self.context_type.head_bytes(self.config.head_dim)
+        self.context_type.head_bytes(self.config.head_dim, PAGE)
     }
 
     /// Bytes of one page, all heads.
@@ -78,12 +78,11 @@ impl Shape {
 impl X86Context {
     pub(crate) fn new(
         config: &ModelConfig,
-        layers: usize,
-        pages: usize,
-        context_type: ContextType,
+        spec: &ContextSpec,
         isa: Isa,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
+        let ContextSpec { layers, pages, context_type, .. } = *spec;
         let overflow = ComputeError::Memory { what: "context pages", bytes: usize::MAX };
         let shape = Shape { config: config.clone(), context_type, isa, pages };
         let len = shape.page_bytes().checked_mul(layers).and_then(|len| len.checked_mul(pages));

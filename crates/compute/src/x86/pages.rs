@@ -1,11 +1,10 @@
 //! The pages of a head's context in memory, and how they are fetched before they are needed.
 
 use crate::ContextType;
-use glinthawk_flight::PAGE_POSITIONS;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 
-/// Positions of one page.
-pub(super) const PAGE: usize = PAGE_POSITIONS as usize;
+/// Positions of one page: as many as a tile has rows and an AVX-512 register has lanes.
+pub(crate) const PAGE: usize = 16;
 /// Pages between two updates of the softmax.
 pub(super) const BLOCK_PAGES: usize = 4;
 
@@ -69,7 +68,7 @@ impl Fetcher {
         let pages = &pages[..pages.len().min(BLOCK_PAGES)];
         let count = pages.len() + usize::from(written.is_some());
         let wanted = written.iter().chain(pages);
-        let part_bytes = head.context_type.head_bytes(head.head_dim) / 2;
+        let part_bytes = head.context_type.head_bytes(head.head_dim, PAGE) / 2;
         let (values, keys) = parts[..2 * count].split_at_mut(count);
         for ((keys, values), &page) in keys.iter_mut().zip(values).rev().zip(wanted) {
             // SAFETY: the page exists, as promised by the caller.

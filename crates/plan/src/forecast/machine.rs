@@ -14,7 +14,7 @@ use crate::trace::Trace;
 use crate::workload::Length;
 use glinthawk_protocol::{
     Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Launch, NodeAddress,
-    OVERSUBSCRIPTION, Parcel, Prompt, ShardId, Started,
+    OVERSUBSCRIPTION, PAGE_POSITIONS, Parcel, Prompt, ShardId, Started,
 };
 use parcels::Transit;
 
@@ -133,6 +133,7 @@ impl<'a> Machine<'a> {
                 batch: deployment.batch,
                 chunk: deployment.chunk,
                 lane_pages: vec![deployment.lane_pages; lanes],
+                page_positions: PAGE_POSITIONS,
                 context_max: deployment.context_max,
                 oversubscription: OVERSUBSCRIPTION,
                 merge: deployment.merge(),

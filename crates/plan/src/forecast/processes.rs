@@ -2,12 +2,12 @@
 
 use super::{Deployment, Place};
 use glinthawk_protocol::{
-    Compute, Driver, Generated, Stage, Tier1Node, Tier1Work, Tier2Node, Tier2Work,
+    Compute, Driver, Generated, PAGE_POSITIONS, Stage, Tier1Node, Tier1Work, Tier2Node, Tier2Work,
 };
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-/// Compute that compute nothing: a forecast only asks how long they would take.
+/// Kernels that compute nothing: a forecast only asks how long they would take.
 pub(super) struct NoKernels {
     /// Whether the slice classifies.
     last: bool,
@@ -47,7 +47,9 @@ pub(super) fn processes(deployment: &Deployment, grain: usize) -> Vec<Nodes> {
     let attends_first = matches!(deployment.place, Place::OneProcess { .. });
     let attention = |last: bool, lanes: std::ops::Range<u32>| -> BTreeMap<_, _> {
         // Nobody asks for pages, so there are no tables.
-        lanes.map(|lane| (lane, (Tier2Node::new(0, 0), NoKernels { last }))).collect()
+        lanes
+            .map(|lane| (lane, (Tier2Node::new(0, 0, PAGE_POSITIONS), NoKernels { last })))
+            .collect()
     };
     let mut processes: Vec<_> = (0..slices)
         .map(|slice| {

@@ -2,14 +2,14 @@
 
 use super::Rank;
 use crate::prompt::{Biases, Completion, Finish, Prompt, PromptId};
-use glinthawk_flight::{Generated, PAGE_POSITIONS, Row, Sample, ShardId};
+use glinthawk_flight::{Generated, Row, Sample, ShardId};
 use std::collections::BTreeMap;
 
 /// Where a seated prompt's context lives.
 pub(super) struct Seat {
     pub shard: ShardId,
     pub slot: u32,
-    /// Page of every 16 positions.
+    /// Its pages, in order.
     pub pages: Vec<u32>,
     /// Positions whose keys and values are stored.
     pub computed: u32,
@@ -86,12 +86,12 @@ impl Entry {
     }
 
     /// The rows of positions `computed..computed + count`, which the seat's pages already hold.
-    pub(super) fn rows(&self, count: u32) -> impl Iterator<Item = Row> {
+    pub(super) fn rows(&self, count: u32, page_positions: u32) -> impl Iterator<Item = Row> {
         let seat = self.seat.as_ref().expect("only a seated prompt has rows");
-        (seat.computed..seat.computed + count).map(|position| Row {
+        (seat.computed..seat.computed + count).map(move |position| Row {
             slot: seat.slot,
             position,
-            page: seat.pages[(position / PAGE_POSITIONS) as usize],
+            page: seat.pages[(position / page_positions) as usize],
             token: self.token(position),
         })
     }

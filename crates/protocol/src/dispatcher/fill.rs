@@ -103,7 +103,8 @@ impl Dispatcher {
         manifests: &BTreeMap<ShardId, Manifest>,
     ) -> Option<ShardId> {
         let rows_max = self.config.batch;
-        let first_pages = expected.min(pages_for(self.config.chunk.min(rows_max)));
+        let first_pages =
+            expected.min(pages_for(self.config.chunk.min(rows_max), self.config.page_positions));
         let open = manifests.iter().filter(|(shard, manifest)| {
             let pages = &self.lanes[shard.lane as usize].pages;
             let committed = committed[shard.lane as usize];
@@ -160,10 +161,11 @@ impl Dispatcher {
         rows: u32,
         manifests: &mut BTreeMap<ShardId, Manifest>,
     ) -> bool {
+        let page_positions = self.config.page_positions;
         loop {
             let seat = self.entries.get_mut(&id).and_then(|entry| entry.seat.as_mut());
             let seat = seat.expect("the caller saw it seated");
-            if seat.pages.len() as u32 >= pages_for(seat.computed + rows) {
+            if seat.pages.len() as u32 >= pages_for(seat.computed + rows, page_positions) {
                 return true;
             }
             let lane = seat.shard.lane;
@@ -224,7 +226,7 @@ impl Dispatcher {
         let (mut rows, mut samples) = (Vec::with_capacity(rows_aboard as usize), Vec::new());
         for &(id, count, sampled) in &state.aboard {
             let entry = &self.entries[&id];
-            rows.extend(entry.rows(count));
+            rows.extend(entry.rows(count, self.config.page_positions));
             if sampled {
                 samples.push(entry.sample(rows.len() as u32 - 1));
             }

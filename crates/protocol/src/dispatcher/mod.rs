@@ -12,7 +12,7 @@ use crate::histogram::Histogram;
 use crate::message::{Home, Launch, Merge};
 use crate::prompt::{Completion, Finish, Prompt, PromptId};
 use entry::Entry;
-use glinthawk_flight::{Generated, PAGE_POSITIONS, ShardId, StepId, pages_for};
+use glinthawk_flight::{Generated, ShardId, StepId, pages_for};
 use pages::PagePool;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -37,6 +37,8 @@ pub struct DispatcherConfig {
     pub chunk: u32,
     /// Pages of every lane: the fewest that any slice's worker has there.
     pub lane_pages: Vec<u32>,
+    /// Positions of a page.
+    pub page_positions: u32,
     /// Positions a context may have.
     pub context_max: u32,
     /// Until enough completions are seen, the expected length is the longest allowed divided by
@@ -183,13 +185,15 @@ impl Dispatcher {
     /// A dispatcher with nothing to do.
     ///
     /// # Panics
-    /// If the configuration has no flight, row, chunk, lane or page.
+    /// If the configuration has no flight, row, chunk, lane, page or position of a page.
     pub fn new(config: DispatcherConfig) -> Self {
         assert!(config.flights > 0 && config.batch > 0 && config.chunk > 0);
+        assert!(config.page_positions > 0, "pages without positions");
         assert!(!config.lane_pages.is_empty() && config.oversubscription >= 1.0);
         let pages_min = *config.lane_pages.iter().min().expect("not empty");
         assert!(pages_min > 0, "a lane without pages");
-        let context_max = config.context_max.min(pages_min.saturating_mul(PAGE_POSITIONS));
+        let context_fits = pages_min.saturating_mul(config.page_positions);
+        let context_max = config.context_max.min(context_fits);
         let slots = config.flights * config.batch;
         let lanes = config.lane_pages.iter().map(|&pages| Lane {
             pages: PagePool::new(pages),
@@ -453,8 +457,8 @@ impl Dispatcher {
             (longest as f32 / self.config.oversubscription) as u32
         };
         let so_far = entry.generated.len() as u32;
-        let outlived = so_far + so_far / OUTLIVED_PART + PAGE_POSITIONS;
+        let outlived = so_far + so_far / OUTLIVED_PART + self.config.page_positions;
         let generated = expected.max(outlived).min(longest);
-        pages_for(entry.prompt.tokens.len() as u32 + generated)
+        pages_for(entry.prompt.tokens.len() as u32 + generated, self.config.page_positions)
     }
 }

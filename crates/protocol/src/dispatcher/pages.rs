@@ -2,10 +2,10 @@
 
 use glinthawk_flight::pages_for;
 
-/// Pages of a lane that has memory for `held` of them: no more than its slots could ever use. `None` if one context of
+/// Pages of `page_positions` positions of a lane that has memory for `held` of them: no more than its slots could ever use. `None` if one context of
 /// the longest length does not fit: memory must never decide what a completion says.
-pub fn lane_pages(held: u64, context_max: u32, slots: u64) -> Option<u32> {
-    let context_pages = u64::from(pages_for(context_max));
+pub fn lane_pages(held: u64, context_max: u32, slots: u64, page_positions: u32) -> Option<u32> {
+    let context_pages = u64::from(pages_for(context_max, page_positions));
     let pages = held.min(context_pages.saturating_mul(slots));
     (held >= context_pages).then(|| u32::try_from(pages).unwrap_or(u32::MAX))
 }

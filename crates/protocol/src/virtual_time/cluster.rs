@@ -8,7 +8,6 @@ use crate::message::{Attend, NodeAddress, Parcel};
 use crate::prompt::{Completion, Prompt, PromptId};
 use crate::tier1::Tier1Node;
 use crate::tier2::Tier2Node;
-use glinthawk_flight::PAGE_POSITIONS;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
@@ -97,9 +96,12 @@ fn nodes(topology: &SimulatedCluster) -> BTreeMap<NodeAddress, Node> {
         nodes.insert(NodeAddress::Tier1(slice), driver(Some((node, weights)), BTreeMap::new()));
         for (lane, &pages) in (0..).zip(&config.lane_pages) {
             let slots = config.flights * config.batch;
-            let store = vec![0; (layers * pages * PAGE_POSITIONS) as usize];
-            let contexts = Contexts { pages, store, tables: vec![Vec::new(); slots as usize] };
-            let lanes = BTreeMap::from([(lane, (Tier2Node::new(slots, pages), contexts))]);
+            let page_positions = config.page_positions;
+            let store = vec![0; (layers * pages * page_positions) as usize];
+            let tables = vec![Vec::new(); slots as usize];
+            let contexts = Contexts { pages, page_positions, store, tables };
+            let node = Tier2Node::new(slots, pages, page_positions);
+            let lanes = BTreeMap::from([(lane, (node, contexts))]);
             nodes.insert(NodeAddress::Tier2(slice, lane), driver(None, lanes));
         }
         first_layer += layers;
@@ -256,7 +258,7 @@ impl<C: Costs> Cluster<'_, C> {
         match garble {
             Garble::Slot => last.slot += config.flights * config.batch,
             Garble::Page => last.page += pages,
-            Garble::Position => last.position += pages * PAGE_POSITIONS,
+            Garble::Position => last.position += pages * config.page_positions,
             Garble::Order => {
                 let last = *last;
                 attend.rows.push(last);

@@ -4,7 +4,7 @@ use super::model;
 use crate::driver::Compute;
 use crate::tier1::{Stage, Tier1Work};
 use crate::tier2::Tier2Work;
-use glinthawk_flight::{Generated, PAGE_POSITIONS, ShardId};
+use glinthawk_flight::{Generated, ShardId};
 use std::collections::HashMap;
 use std::convert::Infallible;
 
@@ -62,6 +62,7 @@ impl Compute<Tier1Work<Values>> for Weights {
 /// A lane's pages on a slice.
 pub(super) struct Contexts {
     pub pages: u32,
+    pub page_positions: u32,
     /// (layer, page, offset) → value
     pub store: Values,
     /// The pages of each slot.
@@ -73,21 +74,22 @@ impl Compute<Tier2Work<Values>> for Contexts {
 
     fn start(&mut self, work: &mut Tier2Work<Values>) -> Result<(), Infallible> {
         let Tier2Work { attend, payload } = work;
+        let page_positions = self.page_positions;
         let place = |page: u32, offset: u32| {
-            ((attend.layer * self.pages + page) * PAGE_POSITIONS + offset) as usize
+            ((attend.layer * self.pages + page) * page_positions + offset) as usize
         };
         for (row, input) in attend.rows.iter().zip(&*payload) {
             let table = &mut self.tables[row.slot as usize];
-            table.truncate((row.position / PAGE_POSITIONS) as usize);
+            table.truncate((row.position / page_positions) as usize);
             table.push(row.page);
-            self.store[place(row.page, row.position % PAGE_POSITIONS)] = *input;
+            self.store[place(row.page, row.position % page_positions)] = *input;
         }
         let output = attend.rows.iter().map(|row| {
             let pages = &self.tables[row.slot as usize];
             let positions = 0..=row.position;
             model::attend(positions.map(|position| {
-                let page = pages[(position / PAGE_POSITIONS) as usize];
-                self.store[place(page, position % PAGE_POSITIONS)]
+                let page = pages[(position / page_positions) as usize];
+                self.store[place(page, position % page_positions)]
             }))
         });
         *payload = output.collect();
