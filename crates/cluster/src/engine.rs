@@ -6,8 +6,8 @@ use crate::layout::Layout;
 use crate::report::NodeReport;
 use crate::stats::{RunStats, Setting};
 use glinthawk_protocol::{
-    Completion, Dispatcher, DispatcherAction, DispatcherEvent, Finish, Generated, Home, Launch,
-    Prompt, PromptId, PromptStanding, Rejection, StepId,
+    Completion, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Finish, Generated,
+    Home, Launch, Prompt, PromptId, PromptStanding, Rejection, StepId,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -65,7 +65,10 @@ impl Engine {
     ) -> Self {
         Self {
             setting,
-            dispatcher: Dispatcher::new(layout.dispatcher(lane_pages)),
+            dispatcher: Dispatcher::new(DispatcherConfig {
+                run_ahead: fabric.runs_ahead(),
+                ..layout.dispatcher(lane_pages)
+            }),
             fabric,
             launches: Vec::new(),
             events: Vec::new(),
@@ -118,6 +121,9 @@ impl Engine {
         // everything there is.
         let mut launches = Vec::new();
         self.dispatcher.fill(&mut launches);
+        if self.fabric.runs_ahead() {
+            self.dispatcher.fill(&mut launches);
+        }
         self.act(launches);
         self.send_launches()?;
         if !self.launched.is_empty() {
@@ -173,8 +179,9 @@ impl Engine {
 
     fn send_launches(&mut self) -> Result<(), ClusterError> {
         for launch in std::mem::take(&mut self.launches) {
-            // A shard has one step in the air: an older one was given up.
-            self.launched.retain(|step, _| step.shard != launch.step.shard);
+            // A shard has one step in the air, or two if it runs ahead: older ones were given up.
+            let oldest = launch.step.epoch - u64::from(self.fabric.runs_ahead());
+            self.launched.retain(|step, _| step.shard != launch.step.shard || step.epoch >= oldest);
             self.launched.insert(launch.step, (Instant::now(), launch.samples.len()));
             let launched = self.fabric.launch(launch);
             self.noting_failure(launched)?;

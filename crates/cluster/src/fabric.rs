@@ -26,6 +26,11 @@ pub trait Fabric: Send {
     /// Takes a shard's step.
     fn launch(&mut self, launch: Launch) -> Result<(), ClusterError>;
 
+    /// Whether it takes a shard's next step while one is in the air, and knows the tokens in between.
+    fn runs_ahead(&self) -> bool {
+        false
+    }
+
     /// Computes something, or waits a little for the nodes that compute; appends what happened. An
     /// error is the end of the whole fabric.
     fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError>;

@@ -1,12 +1,12 @@
-//! The fabric of one GPU that holds the whole model and all contexts: a step is one call. The GPU begins a step when it
-//! is launched, or when the step before it is done, and the host goes on meanwhile.
+//! The fabric of one GPU that holds the whole model and all contexts: a step is one call. The GPU is given the next step
+//! while it works on one, so that it goes on at once when that ends, and the host plans and writes meanwhile.
 
 use crate::error::ClusterError;
 use crate::fabric::{Fabric, FabricEvent};
 use crate::layout::Layout;
 use crate::report::{NodeReport, peak_memory_bytes};
 use crate::span::{Span, Tracer};
-use glinthawk_compute::cuda::{CudaDevice, CudaModel, StepLimits};
+use glinthawk_compute::cuda::{CudaDevice, CudaModel, StepLimits, Stepped};
 use glinthawk_compute::{ComputeError, Threads};
 use glinthawk_model::Model;
 use glinthawk_protocol::{Home, Launch};
@@ -18,8 +18,8 @@ use std::time::Instant;
 pub struct GpuFabric {
     model: CudaModel,
     launches: VecDeque<(Launch, Instant)>,
-    /// The step that the GPU works on, when it arrived, and when it was begun.
-    computing: Option<(Launch, Instant, Instant)>,
+    /// The steps that the GPU was given, and when they arrived.
+    submitted: VecDeque<(Launch, Instant)>,
     report: NodeReport,
     tracer: Tracer,
 }
@@ -51,21 +51,20 @@ impl GpuFabric {
         Ok(Self {
             model: CudaModel::load(model, device, limits, &threads, progress)?,
             launches: VecDeque::new(),
-            computing: None,
+            submitted: VecDeque::new(),
             report: NodeReport::new("tier1-0".to_owned(), 1),
             tracer: Tracer::new(trace),
         })
     }
 
-    /// Begins the next step, if the GPU has none.
-    fn submit_next(&mut self) -> Result<(), ClusterError> {
-        if self.computing.is_none()
+    /// Gives the GPU as many steps as it can be given.
+    fn submit(&mut self) -> Result<(), ClusterError> {
+        while self.submitted.len() < CudaModel::AHEAD
             && let Some((launch, arrived)) = self.launches.pop_front()
         {
-            let started = Instant::now();
             let submitted = self.model.submit(&launch.rows, &launch.samples);
             submitted.map_err(|error| self.failed(&launch, error))?;
-            self.computing = Some((launch, arrived, started));
+            self.submitted.push_back((launch, arrived));
         }
         Ok(())
     }
@@ -83,18 +82,24 @@ impl GpuFabric {
 impl Fabric for GpuFabric {
     fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
         self.launches.push_back((launch, Instant::now()));
-        self.submit_next()
+        self.submit()
+    }
+
+    fn runs_ahead(&self) -> bool {
+        true
     }
 
     fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {
-        let Some((launch, arrived, started)) = self.computing.take() else { return Ok(()) };
-        let tokens = self.model.tokens().map_err(|error| self.failed(&launch, error))?;
-        let (rows, flight, busy) = (launch.rows.len(), launch.step.shard.flight, started.elapsed());
+        let Some((launch, arrived)) = self.submitted.pop_front() else { return Ok(()) };
+        let stepped = self.model.tokens().map_err(|error| self.failed(&launch, error))?;
+        let Stepped { tokens, busy } = stepped;
+        let (rows, flight, now) = (launch.rows.len(), launch.step.shard.flight, Instant::now());
+        let started = now.checked_sub(busy).unwrap_or(now);
         self.report.record(rows, busy, 1, started.saturating_duration_since(arrived));
         let (length_ns, rows) = (busy.as_nanos() as u64, rows as u32);
         let span = Span { start_ns: 0, length_ns, layer: 0, flight, shards: 1, rows };
         self.tracer.record(started, span);
-        self.submit_next()?;
+        self.submit()?;
         events.push(FabricEvent::Home(Home { step: launch.step, tokens }));
         Ok(())
     }

@@ -179,6 +179,7 @@ impl Layout {
             context_max: self.context_max,
             oversubscription: OVERSUBSCRIPTION,
             merge: self.merge(),
+            run_ahead: false,
         }
     }
 }

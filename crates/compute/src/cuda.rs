@@ -24,7 +24,7 @@ mod weights;
 pub use activations::{CudaBuffer, CudaMark, pinned_pool};
 pub use backend::{CudaBackend, CudaContext, CudaWeights};
 pub use device::{CudaDevice, Gpu, gpus, has_driver};
-pub use step::{CudaModel, StepLimits};
+pub use step::{CudaModel, StepLimits, Stepped};
 
 use crate::source::{ContextSpec, SliceSpec};
 use glinthawk_model::ModelConfig;

@@ -4,6 +4,9 @@
 /// Positions in one page of context where no cluster has settled on another number.
 pub const PAGE_POSITIONS: u32 = 16;
 
+/// Stands for a token that is not known where the row is made: the one that the step before picked for the row's slot.
+pub const TOKEN_PENDING: u32 = u32::MAX;
+
 /// Pages of `page_positions` positions that hold this many positions.
 pub fn pages_for(positions: u32, page_positions: u32) -> u32 {
     positions.div_ceil(page_positions)

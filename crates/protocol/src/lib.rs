@@ -18,7 +18,9 @@ pub use dispatcher::{
     OVERSUBSCRIPTION, PromptStanding, Rejection, lane_pages,
 };
 pub use driver::{Compute, Driver, Outgoing, Started};
-pub use glinthawk_flight::{Generated, PAGE_POSITIONS, Sample, Sampling, ShardId, StepId};
+pub use glinthawk_flight::{
+    Generated, PAGE_POSITIONS, Sample, Sampling, ShardId, StepId, TOKEN_PENDING,
+};
 pub use histogram::Histogram;
 pub use message::{Attend, Attended, Home, Launch, Merge, NodeAddress, Parcel};
 pub use prompt::{Biases, Completion, Finish, Prompt, PromptId};

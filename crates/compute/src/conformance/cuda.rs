@@ -1,13 +1,14 @@
 //! A GPU's whole steps: agreement with the oracle, and bits that depend on a prompt alone. Without a GPU these tests
 //! say so and pass; `scripts/gpu` runs them where there is one.
 
+mod picks;
+
 use super::assert_close;
 use super::model::Shape;
 use crate::cuda::{
     CudaBackend, CudaBuffer, CudaContext, CudaDevice, CudaModel, CudaWeights, StepLimits,
     pinned_pool,
 };
-use crate::sample::sample;
 use crate::{
     AttendRow, Backend, ContextKernels, ContextSpec, ContextType, CpuContext, CpuWeights, Isa,
     ShardIn, ShardOut, SliceSpec, Threads, WeightKernels,
@@ -62,7 +63,7 @@ fn step(model: &mut CudaModel, shape: &Shape, rows: &[Row]) -> Vec<Vec<f32>> {
     let samples: Vec<Sample> =
         (0..rows.len() as u32).map(|row| Sample { row, ..Sample::default() }).collect();
     model.submit(rows, &samples).unwrap();
-    let tokens = model.tokens().unwrap();
+    let tokens = model.tokens().unwrap().tokens;
     let logits = model.last_logits(rows.len());
     for (sampled, logits) in tokens.into_iter().zip(logits.chunks_exact(shape.vocab)) {
         assert_eq!(sampled.token, crate::sample::argmax(logits), "the likeliest token");
@@ -395,7 +396,7 @@ fn layers_give_the_bits_of_whole_steps() {
                 })
                 .collect();
             model.submit(&rows, &samples).unwrap();
-            let tokens = model.tokens().unwrap();
+            let tokens = model.tokens().unwrap().tokens;
             let logits = model.last_logits(rows.len());
             for (number, layered) in topologies.iter_mut().enumerate() {
                 let all: Vec<&[Row]> = shards.iter().map(Vec::as_slice).collect();
@@ -406,78 +407,6 @@ fn layers_give_the_bits_of_whole_steps() {
                 assert!(same && found.len() == logits.len(), "logits, {number}: {shape:?}");
                 assert_eq!(picked, tokens, "tokens, {number}: {shape:?}");
             }
-        }
-    }
-}
-
-/// How often each token is picked, of `draws`.
-fn shares(tokens: impl Iterator<Item = u32>, vocab: usize, draws: usize) -> Vec<f64> {
-    let mut shares = vec![0.0; vocab];
-    for token in tokens {
-        shares[token as usize] += 1.0 / draws as f64;
-    }
-    shares
-}
-
-fn seeded(sample: &Sample, seed: usize) -> Sample {
-    let sampling = Sampling { seed: seed as u64, ..sample.sampling.clone() };
-    Sample { sampling, ..sample.clone() }
-}
-
-#[test]
-fn draws_are_as_likely_as_on_the_host() {
-    const DRAWS: usize = 600;
-    const HOST_DRAWS: usize = 30_000;
-    let Some(device) = device() else { return };
-    let shape = Shape { hidden: 96, vocab: 136, ..Shape::default() };
-    let mut model = load(&shape, &device);
-    let row = Prompt::new(&shape, 1, 1).row(0);
-    step(&mut model, &shape, &[row]);
-    let logits = model.last_logits(1);
-    let likeliest = crate::sample::argmax(&logits);
-    let (repeated, biases) = (vec![likeliest, 3, 4], vec![(5, 4.0), (likeliest, -2.0)]);
-    let with = |change: &dyn Fn(&mut Sample)| {
-        let mut sample = Sample::default();
-        sample.sampling.temperature = 0.7;
-        change(&mut sample);
-        sample
-    };
-    let cases = [
-        with(&|sample| sample.sampling.temperature = 1.0),
-        with(&|sample| sample.sampling.top_p = 0.8),
-        with(&|sample| sample.sampling.top_k = 5),
-        with(&|sample| (sample.sampling.top_k, sample.sampling.top_p) = (20, 0.5)),
-        with(&|sample| sample.sampling.min_p = 0.3),
-        with(&|Sample { sampling, .. }| {
-            (sampling.top_p, sampling.min_p, sampling.top_k) = (0.9, 0.2, 30)
-        }),
-        with(&|sample| {
-            (sample.sampling.repetition_penalty, sample.repeated) = (1.5, repeated.clone())
-        }),
-        with(&|sample| sample.biases = biases.clone()),
-        Sample { biases: biases.clone(), ..Sample::default() },
-        with(&|sample| (sample.sampling.top_p, sample.sampling.logprobs) = (0.8, Some(2))),
-    ];
-    for case in cases {
-        let samples: Vec<Sample> =
-            (0..DRAWS).map(|draw| Sample { row: draw as u32, ..seeded(&case, draw) }).collect();
-        let mut draw = || {
-            model.submit(&[row; DRAWS], &samples).unwrap();
-            model.tokens().unwrap()
-        };
-        let (found, again) = (draw(), draw());
-        assert_eq!(found, again, "the same draws again: {case:?}");
-        let found = shares(found.iter().map(|sampled| sampled.token), shape.vocab, DRAWS);
-        let host = (0..HOST_DRAWS).map(|draw| {
-            let sampler = Sample { position: 7, ..seeded(&case, draw) };
-            sample(&mut logits.clone(), &sampler).token
-        });
-        let expected = shares(host, shape.vocab, HOST_DRAWS);
-        for (token, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            let spread = 5.0 * (expected * (1.0 - expected) / DRAWS as f64).sqrt() + 0.004;
-            let near = (found - expected).abs() <= spread;
-            let possible = *expected > 0.0 || *found == 0.0 || *found < 0.004;
-            assert!(near && possible, "token {token}: {found} of {expected} ({case:?})");
         }
     }
 }

@@ -31,7 +31,7 @@ const STAGED_BATCHES: usize = 8;
 pub struct CudaBackend {
     /// The device.
     pub device: CudaDevice,
-    /// For reading weights, and for sampling on the host.
+    /// For reading weights.
     pub threads: Arc<Threads>,
     travel: Arc<Travel>,
     module: Arc<Mutex<Option<Arc<Module>>>>,
@@ -68,19 +68,19 @@ impl CudaBackend {
         let mut layers =
             Layers::load(device, &module, source, spec, context_max, threads, &mut progress)?;
         let picker = match spec.classifies {
-            true => Some(Picker::new(device, config.vocab, rows, threads)?),
+            true => Some(Picker::new(device, config.vocab, rows)?),
             false => None,
         };
         let words = STAGED_BATCHES * ROW_WORDS * rows;
-        let words = words + picker.as_ref().map_or(0, Picker::words_max);
+        let words = words + picker.as_ref().map_or(0, |picker| picker.words(&[]));
         let staged = Staged::new(device, words)?;
         let batch = allocate(device, "the residual", rows * config.hidden)?;
         let attended = allocate(device, "activations", rows * config.query_width())?;
         let (at, attended_at) = (address(&batch, device), address(&attended, device));
         layers.tune(rows, attended_at, at, picker.as_ref().map(Picker::logits_at))?;
         let slab = allocate(device, "the residual slab", spec.slab_rows * config.hidden)?;
-        let (is_picking, picked) = (false, VecDeque::new());
-        Ok(CudaWeights { layers, picker, is_picking, picked, staged, slab, batch, attended })
+        let picked = VecDeque::new();
+        Ok(CudaWeights { layers, picker, picked, staged, slab, batch, attended })
     }
 }
 
@@ -161,8 +161,7 @@ pub struct CudaWeights {
     layers: Layers,
     /// Where the slice classifies.
     picker: Option<Picker>,
-    /// Whether the picker has picks on the device, and what was picked before them and not asked for yet.
-    is_picking: bool,
+    /// What was picked before that, and not asked for yet.
     picked: VecDeque<Vec<Generated>>,
     staged: Staged,
     /// (slab_rows, hidden)
@@ -212,12 +211,6 @@ impl CudaWeights {
         Ok(at)
     }
 
-    fn take_picked(&mut self) -> Result<Vec<Generated>, ComputeError> {
-        self.is_picking = false;
-        let (slab, picker) = (self.slab_at(0), self.picker.as_mut());
-        picker.expect("the last slice classifies").tokens(&mut self.layers, slab)
-    }
-
     /// Logits of slab rows.
     #[cfg(test)]
     pub(crate) fn logits(&mut self, rows: &[u32]) -> Vec<f32> {
@@ -233,7 +226,7 @@ impl WeightKernels for CudaWeights {
     fn embed(&mut self, slab: Range<usize>, tokens: &[u32]) -> Result<(), ComputeError> {
         let row = |&token: &u32| Row { slot: 0, position: 0, page: 0, token };
         let rows = self.send(tokens.iter().map(row))?;
-        self.layers.embed(rows, slab.len(), self.slab_at(slab.start))
+        self.layers.embed(rows, 0, slab.len(), self.slab_at(slab.start))
     }
 
     fn put_residual(
@@ -308,25 +301,22 @@ impl WeightKernels for CudaWeights {
     }
 
     fn classify(&mut self, rows: &[usize], samples: &[Sample]) -> Result<(), ComputeError> {
-        // The picker has room for one batch's picks.
-        if self.is_picking {
-            let before = self.take_picked()?;
-            self.picked.push_back(before);
-        }
         let (slab, picker) = (self.slab_at(0), self.picker.as_mut());
         let picker = picker.expect("the last slice classifies");
+        if picker.is_full() {
+            self.picked.push_back(picker.tokens()?);
+        }
         let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
-        self.staged.begin(picker.words_max())?;
+        self.staged.begin(picker.words(samples))?;
         let picks = picker.stage(&rows, samples, &mut self.staged)?;
         self.staged.send()?;
-        self.is_picking = true;
-        picker.submit(&mut self.layers, slab, picks)
+        picker.submit(&mut self.layers, slab, picks, None)
     }
 
     fn tokens(&mut self) -> Result<Vec<Generated>, ComputeError> {
         match self.picked.pop_front() {
             Some(picked) => Ok(picked),
-            None => self.take_picked(),
+            None => self.picker.as_mut().expect("the last slice classifies").tokens(),
         }
     }
 }

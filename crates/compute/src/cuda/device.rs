@@ -1,8 +1,8 @@
 //! GPUs of this machine: what there is, what is missing, and a device that was opened.
 
 use crate::ComputeError;
-use cudarc::driver::sys::CUdevice_attribute;
-use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
+use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 use std::sync::Arc;
 
 /// Lowest compute capability: the first with bf16 in its matrix units and asynchronous copies.
@@ -151,6 +151,12 @@ impl CudaDevice {
     /// Waits for everything that it was given.
     pub(super) fn synchronize(&self) -> Result<(), ComputeError> {
         self.stream.synchronize().map_err(self.failed("finish its work"))
+    }
+
+    /// An event that can be recorded, with its time.
+    pub(super) fn event(&self) -> Result<CudaEvent, ComputeError> {
+        let flags = CUevent_flags::CU_EVENT_DEFAULT;
+        self.context.new_event(Some(flags)).map_err(self.failed("make an event"))
     }
 
     /// Queues a copy from one place on it to another.

@@ -89,10 +89,16 @@ impl Layers {
         self.module.launch(&self.module.norm_rows, (count as u32, 1, 1), &args.map(Arg::Address))
     }
 
-    /// The residual of `count` rows, which have tokens.
-    pub(super) fn embed(&self, rows: u64, count: usize, residual: u64) -> Result<(), ComputeError> {
+    /// The residual of `count` rows, which have tokens; `kept` has those that the step before picked, by slot.
+    pub(super) fn embed(
+        &self,
+        rows: u64,
+        kept: u64,
+        count: usize,
+        residual: u64,
+    ) -> Result<(), ComputeError> {
         let table = self.weights.embedding.as_ref().expect("the first slice embeds");
-        let args = [rows, self.at(table), residual].map(Arg::Address);
+        let args = [rows, kept, self.at(table), residual].map(Arg::Address);
         self.module.launch(&self.module.embed, (count as u32, 1, 1), &args)
     }
 

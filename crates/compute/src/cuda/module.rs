@@ -27,6 +27,8 @@ const ROTATE_THREADS: u32 = 128;
 const ARGMAX_THREADS: u32 = 512;
 const SAMPLE_THREADS: u32 = 1024;
 const COMBINE_THREADS: u32 = 256;
+/// Threads that keep a token each.
+pub(super) const KEEP_THREADS: u32 = 256;
 /// Blocks that share the heads of a row, four heads at a time each.
 pub(super) const ROTATE_BLOCKS: u32 = 4;
 
@@ -58,6 +60,8 @@ pub(super) struct Module {
     pub(super) activate: Kernel,
     pub(super) argmax: Kernel,
     pub(super) sample: Kernel,
+    pub(super) report: Kernel,
+    pub(super) keep_tokens: Kernel,
     pub(super) attend_many: Kernel,
     pub(super) attend_few: Kernel,
     pub(super) combine: Kernel,
@@ -139,6 +143,8 @@ impl Module {
             activate: kernel("activate", 256, 0)?,
             argmax: kernel("argmax", ARGMAX_THREADS, 0)?,
             sample: kernel("sample", SAMPLE_THREADS, 0)?,
+            report: kernel("report", SAMPLE_THREADS, 0)?,
+            keep_tokens: kernel("keep_tokens", KEEP_THREADS, 0)?,
             attend_many: kernel(
                 "attend_many",
                 many_warps as u32 * WARP,

@@ -1,50 +1,58 @@
-//! The tokens of a batch: logits a portion at a time, picks on the device, and on the host what it cannot pick.
+//! The tokens of a batch: logits a portion at a time, and picks from them. Tokens come back, and the log-probabilities
+//! that were asked for.
 
 use super::device::CudaDevice;
 use super::layers::{LOGIT_ROWS, Layers};
-use super::module::Arg;
-use super::pick::{Draw, LIST_WORDS_PER_ROW, Ways};
+use super::module::{Arg, KEEP_THREADS};
+use super::pick::{Draw, Ways, list_words, reported_words};
 use super::staged::{Staged, pinned};
 use super::weights::{address, allocate};
-use crate::sample::sample;
-use crate::{ComputeError, Threads};
-use cudarc::driver::{CudaSlice, PinnedHostSlice};
+use crate::ComputeError;
+use cudarc::driver::{CudaEvent, CudaSlice, PinnedHostSlice};
 use glinthawk_flight::{Generated, Sample};
+use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+
+/// Batches that can be submitted before the tokens of the first are taken.
+pub(super) const AHEAD: usize = 2;
+/// Alternatives for which every row has room.
+const ALTERNATIVES: usize = 20;
 
 /// Where tokens are picked.
 pub(super) struct Picker {
     device: CudaDevice,
     vocab: usize,
     rows: usize,
-    /// For sampling on the host.
-    threads: Arc<Threads>,
     /// (LOGIT_ROWS, vocab)
     logits: CudaSlice<f32>,
     /// (rows)
     tokens: CudaSlice<u32>,
-    /// Where they arrive.
-    tokens_here: PinnedHostSlice<u32>,
-    logits_here: PinnedHostSlice<f32>,
-    submitted: Option<Submitted>,
+    /// (rows, words of log-probabilities)
+    reported: CudaSlice<f32>,
+    /// Where batches arrive in turn.
+    arrivals: VecDeque<Arrival>,
+    submitted: VecDeque<(Ways, Arrival)>,
 }
 
-/// Picks that the device was given.
-struct Submitted {
-    samples: Vec<Sample>,
-    ways: Ways,
-    /// Rows that end in a token, on the device: first greedy ones, then drawn ones, then the host's.
-    picked: u64,
+/// Where a batch's tokens and log-probabilities arrive, and when.
+struct Arrival {
+    tokens: PinnedHostSlice<u32>,
+    reported: PinnedHostSlice<f32>,
+    done: CudaEvent,
 }
 
 /// Picks on their way to the device.
 pub(super) struct Picks {
-    samples: Vec<Sample>,
     ways: Ways,
     draws: u64,
     picked: u64,
     lists: u64,
+}
+
+/// Where a step's rows stand, and the tokens that are kept by slot for the next.
+pub(super) struct Keep {
+    pub(super) rows: u64,
+    pub(super) kept: u64,
 }
 
 impl Picker {
@@ -53,15 +61,21 @@ impl Picker {
         device: &CudaDevice,
         vocab: usize,
         rows: usize,
-        threads: &Arc<Threads>,
     ) -> Result<Self, ComputeError> {
+        let reported = rows * reported_words(ALTERNATIVES);
+        let arrival = |_| {
+            Ok(Arrival {
+                tokens: pinned(device, rows)?,
+                reported: pinned(device, reported)?,
+                done: device.event()?,
+            })
+        };
         Ok(Self {
             logits: allocate(device, "logits", LOGIT_ROWS * vocab)?,
             tokens: allocate(device, "tokens", rows)?,
-            tokens_here: pinned(device, rows)?,
-            logits_here: pinned(device, LOGIT_ROWS * vocab)?,
-            submitted: None,
-            threads: Arc::clone(threads),
+            reported: allocate(device, "log-probabilities", reported)?,
+            arrivals: (0..AHEAD).map(arrival).collect::<Result<_, ComputeError>>()?,
+            submitted: VecDeque::new(),
             device: device.clone(),
             vocab,
             rows,
@@ -73,9 +87,14 @@ impl Picker {
         address(&self.logits, &self.device)
     }
 
+    /// Whether tokens must be taken before more is submitted.
+    pub(super) fn is_full(&self) -> bool {
+        self.arrivals.is_empty()
+    }
+
     /// Words that [`Self::stage`] places at most.
-    pub(super) fn words_max(&self) -> usize {
-        (size_of::<Draw>() / size_of::<u32>() + 1 + LIST_WORDS_PER_ROW) * self.rows
+    pub(super) fn words(&self, samples: &[Sample]) -> usize {
+        (size_of::<Draw>() / size_of::<u32>() + 1) * self.rows + list_words(samples)
     }
 
     /// Places what the device must know among what is sent: a sample for each of these rows of the residual.
@@ -85,99 +104,100 @@ impl Picker {
         samples: &[Sample],
         staged: &mut Staged,
     ) -> Result<Picks, ComputeError> {
-        assert!(self.submitted.is_none(), "the tokens of the last step were not taken");
         assert!(samples.len() <= self.rows, "{} samples of {}", samples.len(), self.rows);
-        let ways = Ways::of(samples, LIST_WORDS_PER_ROW * self.rows);
+        let ways = Ways::of(samples, self.vocab);
+        if ways.reported > self.reported.len() {
+            let what = format!("more than {ALTERNATIVES} alternatives for every token on a GPU");
+            return Err(ComputeError::Shape { what });
+        }
         Ok(Picks {
             draws: staged.place(bytemuck::cast_slice(&ways.draws).iter().copied())?,
             picked: staged.place(ways.order().map(|index| rows[index]))?,
             lists: staged.place(ways.lists.iter().copied())?,
-            samples: samples.to_vec(),
             ways,
         })
     }
 
-    /// Has the device pick what it can, and does not wait.
+    /// Has the device pick, and does not wait.
     pub(super) fn submit(
         &mut self,
         layers: &mut Layers,
         residual: u64,
         picks: Picks,
+        keep: Option<Keep>,
     ) -> Result<(), ComputeError> {
-        let Picks { samples, ways, draws, picked, lists } = picks;
-        let (greedy, drawn) = (ways.greedy.len(), ways.drawn.len());
+        let Picks { ways, draws, picked, lists } = picks;
+        let (greedy, count) = (ways.greedy.len(), ways.greedy.len() + ways.drawn.len());
         let word = size_of::<u32>() as u64;
         let (logits, tokens) = (self.logits_at(), address(&self.tokens, &self.device));
+        let reported = address(&self.reported, &self.device);
         for (start, count) in portions(0..greedy) {
             layers.classify(residual, picked + start as u64 * word, count, logits)?;
             let args = [logits, tokens + start as u64 * word].map(Arg::Address);
             layers.module.launch(&layers.module.argmax, (count as u32, 1, 1), &args)?;
         }
-        for (start, count) in portions(greedy..greedy + drawn) {
+        for (start, count) in portions(greedy..count) {
             layers.classify(residual, picked + start as u64 * word, count, logits)?;
             let draws = draws + ((start - greedy) * size_of::<Draw>()) as u64;
-            let args = [draws, lists, logits, tokens + start as u64 * word].map(Arg::Address);
-            layers.module.launch(&layers.module.sample, (count as u32, 1, 1), &args)?;
+            let grid = (count as u32, 1, 1);
+            if ways.reported > 0 {
+                let args = [draws, logits, reported].map(Arg::Address);
+                layers.module.launch(&layers.module.report, grid, &args)?;
+            }
+            let args = [draws, lists, logits, tokens + start as u64 * word, reported];
+            layers.module.launch(&layers.module.sample, grid, &args.map(Arg::Address))?;
         }
-        let failed = || self.device.failed("finish a step");
-        if greedy + drawn > 0 {
-            let tokens = &mut self.tokens_here.as_mut_slice().map_err(failed())?[..greedy + drawn];
-            let from = self.tokens.slice(..greedy + drawn);
-            self.device.stream.memcpy_dtoh(&from, tokens).map_err(failed())?;
+        if let Some(Keep { rows, kept }) = keep {
+            let [rows, picked, tokens, kept] = [rows, picked, tokens, kept].map(Arg::Address);
+            let args = [rows, picked, tokens, kept, Arg::Number(count as u32)];
+            let grid = (count.div_ceil(KEEP_THREADS as usize) as u32, 1, 1);
+            layers.module.launch(&layers.module.keep_tokens, grid, &args)?;
         }
-        self.submitted = Some(Submitted { samples, ways, picked });
+        self.fetch(ways)
+    }
+
+    /// Has what was picked copied home.
+    fn fetch(&mut self, ways: Ways) -> Result<(), ComputeError> {
+        let failed = || self.device.failed("copy tokens from it");
+        let stream = &self.device.stream;
+        let mut arrival =
+            self.arrivals.pop_front().expect("the tokens of a batch before are taken");
+        let (count, words) = (ways.greedy.len() + ways.drawn.len(), ways.reported);
+        if count > 0 {
+            let here = &mut arrival.tokens.as_mut_slice().map_err(failed())?[..count];
+            stream.memcpy_dtoh(&self.tokens.slice(..count), here).map_err(failed())?;
+        }
+        if words > 0 {
+            let here = &mut arrival.reported.as_mut_slice().map_err(failed())?[..words];
+            stream.memcpy_dtoh(&self.reported.slice(..words), here).map_err(failed())?;
+        }
+        arrival.done.record(stream).map_err(failed())?;
+        self.submitted.push_back((ways, arrival));
         Ok(())
     }
 
-    /// Waits for what was submitted; gives a token for each of its samples.
-    pub(super) fn tokens(
-        &mut self,
-        layers: &mut Layers,
-        residual: u64,
-    ) -> Result<Vec<Generated>, ComputeError> {
-        let Submitted { samples, ways, picked } =
-            self.submitted.take().expect("picks were submitted");
-        self.device.synchronize()?;
-        let failed = || self.device.failed("finish a step");
-        let by_device = ways.greedy.len() + ways.drawn.len();
-        let tokens = &self.tokens_here.as_slice().map_err(failed())?[..by_device];
-        let mut generated: Vec<Option<Generated>> = vec![None; samples.len()];
-        for (index, &token) in ways.greedy.iter().chain(&ways.drawn).zip(tokens) {
-            let token = Generated { token, logprob: 0.0, alternatives: Vec::new() };
-            generated[*index] = Some(token);
+    /// Waits for the batch that was submitted first; gives a token for each of its samples.
+    pub(super) fn tokens(&mut self) -> Result<Vec<Generated>, ComputeError> {
+        let (ways, arrival) = self.submitted.pop_front().expect("picks were submitted");
+        let failed = || self.device.failed("finish its work");
+        arrival.done.synchronize().map_err(failed())?;
+        let plain = Generated { token: 0, logprob: 0.0, alternatives: Vec::new() };
+        let mut generated = vec![plain; ways.greedy.len() + ways.drawn.len()];
+        let tokens = arrival.tokens.as_slice().map_err(failed())?;
+        for (index, &token) in ways.order().zip(tokens) {
+            generated[index].token = token;
         }
-        for (start, count) in portions(by_device..samples.len()) {
-            let rows = picked + (start * size_of::<u32>()) as u64;
-            layers.classify(residual, rows, count, self.logits_at())?;
-            let hosted = &ways.hosted[start - by_device..][..count];
-            self.pick_here(hosted, &samples, &mut generated)?;
+        let reported = arrival.reported.as_slice().map_err(failed())?;
+        for (&index, draw) in ways.drawn.iter().zip(&ways.draws) {
+            let Some((place, alternatives)) = draw.reported() else { continue };
+            let words = &reported[place..place + reported_words(alternatives)];
+            let (own, log_total) = (words[0], words[1]);
+            generated[index].logprob = own - log_total;
+            let alternative = |pair: &[f32]| (pair[0].to_bits(), pair[1] - log_total);
+            generated[index].alternatives = words[2..].chunks_exact(2).map(alternative).collect();
         }
-        Ok(generated.into_iter().map(|token| token.expect("every sample went some way")).collect())
-    }
-
-    /// Takes the logits that were just made, and samples from them here.
-    fn pick_here(
-        &mut self,
-        hosted: &[usize],
-        samples: &[Sample],
-        generated: &mut [Option<Generated>],
-    ) -> Result<(), ComputeError> {
-        let failed = || self.device.failed("take logits from it");
-        let values = hosted.len() * self.vocab;
-        let logits = &mut self.logits_here.as_mut_slice().map_err(failed())?[..values];
-        let from = self.logits.slice(..values);
-        self.device.stream.memcpy_dtoh(&from, logits).map_err(failed())?;
-        self.device.synchronize()?;
-        let rows = logits.chunks_exact_mut(self.vocab);
-        let slots: Vec<_> = rows.map(|logits| Mutex::new((logits, None))).collect();
-        self.threads.for_each(hosted.len(), |index| {
-            let mut slot = slots[index].lock().expect("no panic while sampling");
-            slot.1 = Some(sample(slot.0, &samples[hosted[index]]));
-        });
-        for (slot, &index) in slots.into_iter().zip(hosted) {
-            generated[index] = slot.into_inner().expect("no panic while sampling").1;
-        }
-        Ok(())
+        self.arrivals.push_back(arrival);
+        Ok(generated)
     }
 
     /// Logits of rows of a residual, (rows, vocab).
@@ -188,7 +208,7 @@ impl Picker {
         residual: u64,
         rows: &[u32],
     ) -> Vec<f32> {
-        let stream = Arc::clone(&self.device.stream);
+        let stream = std::sync::Arc::clone(&self.device.stream);
         let list = stream.clone_htod(rows).unwrap();
         let at = address(&list, &self.device);
         let mut logits = Vec::new();

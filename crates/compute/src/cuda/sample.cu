@@ -1,45 +1,80 @@
-// From logits to a token: penalties, biases, temperature, top-k, top-p, min-p, and the draw. Follows step.cu.
+// From logits to a token and its log-probability: penalties, biases, temperature, top-k, top-p, min-p, and the draw.
+// Follows step.cu.
 //
 // Weights are summed as integers (WEIGHT_ONE is 1), so that sums do not depend on the order in which threads add.
 // A threshold that keeps the likeliest tokens is found digit by digit, over keys that order as the logits do.
 
 #define SAMPLE_THREADS 1024
 #define DIGITS 256
-#define BINS 1024
+#define BINS SAMPLE_THREADS // each thread sums one
 #define WEIGHT_BITS 40
 #define WEIGHT_ONE 1099511627776.0f // 2^WEIGHT_BITS: all weights of a vocabulary add up to less than 2^64
+#define LISTED_MAX 4096
 #define ALL 0xffffffffu
+#define INFINITE __int_as_float(0x7f800000)
+#define IMPOSSIBLE (-INFINITE)
 
 // How the token after one row is picked; the host draws `draw`, in [0, 1).
 struct Pick {
     float scale; // log2(e) / temperature
     u32 top_k;   // 0 keeps all
     float top_p, min_p, penalty;
-    u32 repeated, repeated_end, biases, biases_end; // places in `lists`
+    u32 repeated, repeated_end; // places in `lists` of pairs: token, room for its logit before the penalty
+    u32 biases, biases_end;     // places of triples: token, bias, room for its logit before
+    u32 alternatives;           // how many likeliest tokens are reported; ALL: no log-probabilities
+    u32 place;                  // where the log-probabilities go
     u32 padding;
     double draw;
 };
 
-// Orders as the value does; -inf and NaN come first.
+// Memory that a block shares.
+struct Shared {
+    u32 low[BINS], high[BINS]; // sums of 64 bits
+    u32 keys[LISTED_MAX];
+    u64 totals[WARP], before;
+    u32 equals[WARP], listed, chosen, token;
+    float value;
+};
+
+// Adds to a sum; two additions of 32 bits are faster than one of 64.
+__device__ __forceinline__ void add(Shared& shared, u32 at, u64 weight) {
+    u32 low = (u32)weight;
+    u32 old = atomicAdd(&shared.low[at], low);
+    u32 high = (u32)(weight >> 32) + (old + low < old);
+    if (high) atomicAdd(&shared.high[at], high);
+}
+
+// Orders as the value does; -inf comes first.
 __device__ __forceinline__ u32 key_of(float value) {
     u32 bits = __float_as_uint(value);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+__device__ __forceinline__ float value_of(u32 key) {
+    return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+// NaN is impossible; adding 0 turns -0 into 0, so that keys order as values do.
+__device__ __forceinline__ float clean(float logit) { return isnan(logit) ? IMPOSSIBLE : logit + 0.0f; }
+
 __device__ __forceinline__ u64 weight_of(float logit, float most, float scale) {
     return (u64)(exp2_fast((logit - most) * scale) * WEIGHT_ONE);
 }
 
-__device__ __forceinline__ float block_max(float value) {
+// The largest logit of a row, in every thread.
+__device__ __forceinline__ float largest(const float* row) {
     __shared__ float maxima[WARP];
+    float most = IMPOSSIBLE;
+#pragma unroll 8
+    for (u32 i = threadIdx.x; i < VOCAB; i += SAMPLE_THREADS) most = fmaxf(most, clean(row[i]));
 #pragma unroll
-    for (int step = WARP / 2; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
-    if (threadIdx.x % WARP == 0) maxima[threadIdx.x / WARP] = value;
+    for (int step = WARP / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    if (threadIdx.x % WARP == 0) maxima[threadIdx.x / WARP] = most;
     __syncthreads();
-    value = maxima[threadIdx.x % WARP];
+    most = maxima[threadIdx.x % WARP];
 #pragma unroll
-    for (int step = WARP / 2; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
-    return value;
+    for (int step = WARP / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    return most;
 }
 
 // The tokens that are kept: those with a larger key, and the first `equals` of those with the same.
@@ -52,180 +87,276 @@ __device__ __forceinline__ u32 bin_of(float logit, float most, float scale) {
     return (u32)fminf((most - logit) * scale * (BINS / WEIGHT_BITS), BINS - 1);
 }
 
-// The digit, from `highest` down or up, at which the sums reach `goal`; `reached` is what came before it.
-template <int COUNT, bool DOWN>
-__device__ __forceinline__ u32 reaches(const u64* sums, const u32* counts, u64 goal, u64& reached) {
-    __shared__ u32 chosen;
-    __shared__ u64 before;
-    if (threadIdx.x == 0) {
-        u64 total = reached;
-        u32 last = 0; // the last with anything in it, should the goal be out of reach
-        u64 before_last = reached;
-        for (u32 i = 0; i < COUNT; i++) {
-            u32 digit = DOWN ? COUNT - 1 - i : i;
-            if (counts[digit] == 0) continue;
-            last = digit;
-            before_last = total;
-            if (total + sums[digit] >= goal) break;
-            total += sums[digit];
-        }
-        chosen = last;
-        before = before_last;
+// The sum of a value up to and with this thread's; the whole sum is left in `total`.
+__device__ __forceinline__ u64 sum_through(Shared& shared, u64 value, u64& total) {
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+#pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        u64 lower = __shfl_up_sync(~0u, value, step);
+        if (lane >= step) value += lower;
+    }
+    if (lane == WARP - 1) shared.totals[warp] = value;
+    __syncthreads();
+    total = 0;
+    u64 before = 0;
+    for (u32 other = 0; other < WARP; other++) {
+        if (other == warp) before = total;
+        total += shared.totals[other];
     }
     __syncthreads();
-    reached = before;
-    u32 digit = chosen;
-    __syncthreads();
-    return digit;
+    return before + value;
 }
 
-// The least set of the likeliest tokens whose weights, or whose number, reach `goal` (at least 1). First a bin is
-// found, over which a vocabulary spreads well; then the key within it, digit by digit.
-template <bool COUNTS>
-__device__ Threshold likeliest(const float* logits, float most, float scale, u64 goal) {
-    __shared__ u64 sums[BINS];
-    __shared__ u32 counts[BINS];
-    for (int i = threadIdx.x; i < BINS; i += SAMPLE_THREADS) sums[i] = counts[i] = 0;
+// The digit, from the first up or from the last down, at which the sums reach `goal`, or the last with anything in it;
+// `reached` is what came before it. A goal of 0 stands for this share of all sums.
+template <int COUNT, bool DOWN>
+__device__ __forceinline__ u32 reaches(Shared& shared, u64& goal, double share, u64& reached) {
+    u32 place = threadIdx.x, digit = DOWN ? COUNT - 1 - place : place;
+    u64 sum = place < COUNT ? (u64)shared.high[digit] << 32 | shared.low[digit] : 0;
+    if (place == 0) shared.chosen = 0;
+    u64 total, before = reached + sum_through(shared, sum, total) - sum;
+    if (goal == 0) goal = max((u64)ceil(share * (double)total), (u64)1);
+    if (sum > 0 && before < goal) atomicMax(&shared.chosen, place);
     __syncthreads();
+    u32 chosen = shared.chosen;
+    if (place == chosen) shared.before = before;
+    __syncthreads();
+    reached = shared.before;
+    return DOWN ? COUNT - 1 - chosen : chosen;
+}
+
+// The least set of the likeliest tokens whose number is `goal`, or whose weights reach a share of all. First a bin is
+// found, over which a vocabulary spreads well; then the key within it, digit by digit. A bin's keys are listed if there
+// is room, else looked up again for every digit.
+template <bool COUNTS>
+__device__ Threshold likeliest(Shared& shared, const float* row, float most, float scale, u64 goal, double share) {
+    shared.low[threadIdx.x] = shared.high[threadIdx.x] = 0;
+    if (threadIdx.x == 0) shared.listed = 0;
+    __syncthreads();
+    auto weigh = [&](float logit) -> u64 { return COUNTS ? logit > IMPOSSIBLE : weight_of(logit, most, scale); };
+#pragma unroll 4
     for (u32 i = threadIdx.x; i < VOCAB; i += SAMPLE_THREADS) {
-        float logit = logits[i];
-        u64 weight = COUNTS ? logit > -__int_as_float(0x7f800000) : weight_of(logit, most, scale);
-        if (weight == 0) continue;
-        u32 bin = bin_of(logit, most, scale);
-        atomicAdd(&sums[bin], weight);
-        atomicAdd(&counts[bin], 1u);
+        float logit = clean(row[i]);
+        u64 weight = weigh(logit);
+        if (weight > 0) add(shared, bin_of(logit, most, scale), weight);
     }
     __syncthreads();
     u64 reached = 0;
-    u32 bin = reaches<BINS, false>(sums, counts, goal, reached);
-    u32 prefix = 0;
-    u32 digit = 0;
+    u32 bin = reaches<BINS, false>(shared, goal, share, reached);
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < VOCAB; i += SAMPLE_THREADS) {
+        float logit = clean(row[i]);
+        if (!(logit > IMPOSSIBLE) || bin_of(logit, most, scale) != bin) continue;
+        u32 place = atomicAdd(&shared.listed, 1u);
+        if (place < LISTED_MAX) shared.keys[place] = key_of(logit);
+    }
+    __syncthreads();
+    bool listed = shared.listed <= LISTED_MAX;
+    u32 count = listed ? shared.listed : VOCAB;
+    u32 prefix = 0, digit = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
-        for (int i = threadIdx.x; i < DIGITS; i += SAMPLE_THREADS) sums[i] = counts[i] = 0;
+        shared.low[threadIdx.x] = shared.high[threadIdx.x] = 0;
         __syncthreads();
-        for (u32 i = threadIdx.x; i < VOCAB; i += SAMPLE_THREADS) {
-            float logit = logits[i];
-            if (!(logit > -__int_as_float(0x7f800000)) || bin_of(logit, most, scale) != bin) continue;
+        for (u32 i = threadIdx.x; i < count; i += SAMPLE_THREADS) {
+            float logit = listed ? value_of(shared.keys[i]) : clean(row[i]);
+            if (!(logit > IMPOSSIBLE) || bin_of(logit, most, scale) != bin) continue;
             u32 key = key_of(logit);
             if (shift < 24 && key >> (shift + 8) != prefix) continue;
-            u64 weight = COUNTS ? 1 : weight_of(logit, most, scale);
-            if (weight == 0) continue;
-            atomicAdd(&sums[key >> shift & 255], weight);
-            atomicAdd(&counts[key >> shift & 255], 1u);
+            u64 weight = weigh(logit);
+            if (weight > 0) add(shared, key >> shift & 255, weight);
         }
         __syncthreads();
-        digit = reaches<DIGITS, true>(sums, counts, goal, reached);
+        digit = reaches<DIGITS, true>(shared, goal, share, reached);
         prefix = prefix << 8 | digit;
     }
     // All that share the key weigh the same. Where all of them are kept, nobody need count them.
-    u64 count = max(counts[digit], 1u);
-    u64 each = max(sums[digit] / count, (u64)1);
+    u64 sum = (u64)shared.high[digit] << 32 | shared.low[digit];
+    u64 each = max(weigh(value_of(prefix)), (u64)1);
     u64 missing = goal > reached ? (goal - reached + each - 1) / each : 1;
     __syncthreads();
-    return Threshold{prefix, missing < count ? (u32)max(missing, (u64)1) : ALL};
+    return Threshold{prefix, missing * each < sum ? (u32)max(missing, (u64)1) : ALL};
 }
 
-// Grid: rows. Uses the logits (rows, VOCAB) up.
-extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
-    sample(const Pick* picks, const u32* lists, float* logits, u32* tokens) {
-    Pick pick = picks[blockIdx.x];
-    float* row = logits + (u64)blockIdx.x * VOCAB;
-    const float none = -__int_as_float(0x7f800000);
-    float most = none;
-    for (u32 i = pick.repeated + threadIdx.x; i < pick.repeated_end; i += SAMPLE_THREADS) {
+// A warp's part of the vocabulary; of equals at the threshold, the first ones are kept.
+struct Part {
+    u32 start, end;
+    u32 equals; // at the threshold, in the parts before
+};
+
+__device__ Part part_of(Shared& shared, const float* row, const Threshold& threshold) {
+    const u32 PART = (VOCAB + SAMPLE_THREADS - 1) / (SAMPLE_THREADS / WARP) / WARP * WARP + WARP;
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    u32 start = min(warp * PART, (u32)VOCAB);
+    Part part = {start, min(start + PART, (u32)VOCAB), 0};
+    if (threshold.equals == ALL) return part;
+    u32 equals = 0;
+    for (u32 i = part.start + lane; i < part.end; i += WARP) equals += key_of(clean(row[i])) == threshold.key;
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) equals += __shfl_xor_sync(~0u, equals, step);
+    if (lane == 0) shared.equals[warp] = equals;
+    __syncthreads();
+    for (u32 other = 0; other < warp; other++) part.equals += shared.equals[other];
+    __syncthreads();
+    return part;
+}
+
+// The logit of this lane's token of 32 from `i` on, impossible if it is not kept. `equals` counts those at the threshold.
+__device__ __forceinline__ float kept(const float* row, u32 i, u32 end, const Threshold& threshold, u32& equals) {
+    u32 lane = threadIdx.x % WARP;
+    float logit = i + lane < end ? clean(row[i + lane]) : IMPOSSIBLE;
+    u32 key = key_of(logit);
+    if (threshold.equals == ALL) return key >= threshold.key ? logit : IMPOSSIBLE;
+    u32 same = __ballot_sync(~0u, i + lane < end && key == threshold.key);
+    u32 rank = equals + __popc(same & ((1u << lane) - 1));
+    equals += __popc(same);
+    return key > threshold.key || (key == threshold.key && rank < threshold.equals) ? logit : IMPOSSIBLE;
+}
+
+// Draws among the tokens that are kept; the result is left in `shared.token`. A scale of 0 weighs all alike.
+__device__ void draw(Shared& shared, const float* row, const Threshold& threshold, float most, float scale, double at) {
+    Part part = part_of(shared, row, threshold);
+    u32 lane = threadIdx.x % WARP;
+    auto weigh = [&](float logit) -> u64 {
+        return logit == IMPOSSIBLE ? 0 : scale == 0 ? 1 : weight_of(logit, most, scale);
+    };
+    u64 sum = 0;
+    u32 equals = part.equals;
+#pragma unroll 4
+    for (u32 i = part.start; i < part.end; i += WARP) sum += weigh(kept(row, i, part.end, threshold, equals));
+    u64 total, through = sum_through(shared, sum, total);
+    // The sums of a warp's lanes are added up; what is before its first lane is before the part.
+    u64 before = __shfl_sync(~0u, through - sum, 0), after = __shfl_sync(~0u, through, WARP - 1);
+    u64 target = (u64)(at * (double)total);
+    if (target >= total && total > 0) target = total - 1;
+    if (target < before || target >= after) return;
+    equals = part.equals;
+    for (u32 i = part.start; i < part.end; i += WARP) {
+        u64 weight = weigh(kept(row, i, part.end, threshold, equals)), through = weight;
+#pragma unroll
+        for (int step = 1; step < WARP; step *= 2) {
+            u64 lower = __shfl_up_sync(~0u, through, step);
+            if (lane >= step) through += lower;
+        }
+        u32 hit = __ballot_sync(~0u, weight > 0 && target < before + through);
+        if (hit) {
+            if (lane == 0) shared.token = i + __ffs(hit) - 1;
+            return;
+        }
+        before += __shfl_sync(~0u, through, WARP - 1);
+    }
+}
+
+// Applies penalties and biases, and keeps the logits before.
+__device__ void adjust(const Pick& pick, u32* lists, float* row) {
+    for (u32 i = pick.repeated + 2 * threadIdx.x; i < pick.repeated_end; i += 2 * SAMPLE_THREADS) {
+        if (lists[i] >= VOCAB) continue;
         float logit = row[lists[i]];
+        lists[i + 1] = __float_as_uint(logit);
         row[lists[i]] = logit > 0 ? logit / pick.penalty : logit * pick.penalty;
     }
     __syncthreads();
-    for (u32 i = pick.biases + 2 * threadIdx.x; i < pick.biases_end; i += 2 * SAMPLE_THREADS)
-        row[lists[i]] += __uint_as_float(lists[i + 1]);
+    for (u32 i = pick.biases + 3 * threadIdx.x; i < pick.biases_end; i += 3 * SAMPLE_THREADS) {
+        if (lists[i] >= VOCAB) continue;
+        float logit = row[lists[i]];
+        lists[i + 2] = __float_as_uint(logit);
+        row[lists[i]] = logit + __uint_as_float(lists[i + 1]);
+    }
     __syncthreads();
-    for (u32 i = threadIdx.x; i < VOCAB; i += SAMPLE_THREADS) {
-        // NaN is impossible; adding 0 turns -0 into 0, so that keys order as values do.
-        float logit = isnan(row[i]) ? none : row[i] + 0.0f;
-        row[i] = logit;
-        most = fmaxf(most, logit);
-    }
-    most = block_max(most);
-    if (most == none) {
-        if (threadIdx.x == 0) tokens[blockIdx.x] = 0;
-        return;
-    }
+}
+
+// A token's logit before penalties and biases.
+__device__ float before_all(Shared& shared, const Pick& pick, const u32* lists, const float* row, u32 token) {
+    if (threadIdx.x == 0) shared.value = row[token];
+    __syncthreads();
+    for (u32 i = pick.biases + 3 * threadIdx.x; i < pick.biases_end; i += 3 * SAMPLE_THREADS)
+        if (lists[i] == token) shared.value = __uint_as_float(lists[i + 2]);
+    __syncthreads();
+    for (u32 i = pick.repeated + 2 * threadIdx.x; i < pick.repeated_end; i += 2 * SAMPLE_THREADS)
+        if (lists[i] == token) shared.value = __uint_as_float(lists[i + 1]);
+    __syncthreads();
+    return clean(shared.value);
+}
+
+// Grid: rows. Picks a token of each row of logits (rows, VOCAB), which it changes. Where log-probabilities are asked for,
+// the token's logit goes to its place among them.
+extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
+    sample(const Pick* picks, u32* lists, float* logits, u32* tokens, float* reported) {
+    __shared__ Shared shared;
+    Pick pick = picks[blockIdx.x];
+    float* row = logits + (u64)blockIdx.x * VOCAB;
+    if (threadIdx.x == 0) shared.token = 0;
+    adjust(pick, lists, row);
+    float most = largest(row);
     // An infinite logit is greedy too.
     bool greedy = !(pick.scale > 0) || isinf(pick.scale) || isinf(most) || pick.top_k == 1;
     Threshold threshold = {0, ALL};
-    if (greedy) threshold = Threshold{key_of(most), 1};
-    else if (pick.top_k > 0 && pick.top_k < VOCAB) threshold = likeliest<true>(row, most, pick.scale, pick.top_k);
-    // Warps take consecutive parts of the vocabulary. Of equals at the threshold, the first ones are kept.
-    const u32 PART = (VOCAB + SAMPLE_THREADS - 1) / (SAMPLE_THREADS / WARP) / WARP * WARP + WARP;
-    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    u32 start = warp * PART, end = min(start + PART, (u32)VOCAB);
-    __shared__ u64 part_sums[WARP];
-    __shared__ u32 part_equals[WARP];
-    for (int round = 0; round < 2; round++) {
-        bool last = round == 1 || greedy || !(pick.top_p < 1);
-        if (last && !greedy && pick.min_p > 0) {
-            // 2^((logit - most) * scale) >= min_p
-            u32 floor = key_of(most + log2f(pick.min_p) / pick.scale);
-            if (floor > threshold.key) threshold = Threshold{floor, ALL};
-        }
-        u32 seen = 0;
-        if (threshold.equals != ALL) {
-            u32 equals = 0;
-            for (u32 i = start + lane; i < end; i += WARP) equals += key_of(row[i]) == threshold.key;
-            equals = __reduce_add_sync(~0u, equals);
-            if (lane == 0) part_equals[warp] = equals;
-            __syncthreads();
-            for (u32 other = 0; other < warp; other++) seen += part_equals[other];
-        }
-        u64 sum = 0;
-        for (u32 i = start; i < end; i += WARP) {
-            bool there = i + lane < end;
-            float logit = there ? row[i + lane] : none;
-            u32 key = key_of(logit);
-            u32 same = __ballot_sync(~0u, there && key == threshold.key);
-            u32 rank = seen + __popc(same & ((1u << lane) - 1));
-            seen += __popc(same);
-            bool kept = there && (key > threshold.key || (key == threshold.key && rank < threshold.equals));
-            // What is dropped is marked, so that the draw need not ask again.
-            if (there && !kept) row[i + lane] = none;
-            if (kept && logit > none) sum += greedy ? 1 : weight_of(logit, most, pick.scale);
-        }
-#pragma unroll
-        for (int step = WARP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-        if (lane == 0) part_sums[warp] = sum;
-        __syncthreads();
-        u64 total = 0;
-        for (u32 other = 0; other < WARP; other++) total += part_sums[other];
-        __syncthreads();
-        if (last) {
-            u64 target = (u64)(pick.draw * (double)total);
-            if (target >= total && total > 0) target = total - 1;
-            u64 before = 0;
-            for (u32 other = 0; other < warp; other++) before += part_sums[other];
-            if (total == 0) {
-                if (threadIdx.x == 0) tokens[blockIdx.x] = 0;
-            } else if (target >= before && target < before + sum) {
-                for (u32 i = start; i < end; i += WARP) {
-                    float logit = i + lane < end ? row[i + lane] : none;
-                    u64 weight = logit == none ? 0 : greedy ? 1 : weight_of(logit, most, pick.scale);
-                    u64 through = weight;
-#pragma unroll
-                    for (int step = 1; step < WARP; step *= 2) {
-                        u64 lower = __shfl_up_sync(~0u, through, step);
-                        if (lane >= step) through += lower;
-                    }
-                    u32 hit = __ballot_sync(~0u, weight > 0 && target < before + through);
-                    if (hit) {
-                        if (lane == 0) tokens[blockIdx.x] = i + __ffs(hit) - 1;
-                        break;
-                    }
-                    before += __shfl_sync(~0u, through, WARP - 1);
-                }
+    if (greedy) {
+        threshold = Threshold{key_of(most), 1};
+    } else {
+        bool counted = pick.top_k > 0 && pick.top_k < VOCAB, weighed = pick.top_p < 1;
+        if (counted) threshold = likeliest<true>(shared, row, most, pick.scale, pick.top_k, 0);
+        if (counted && weighed) {
+            Part part = part_of(shared, row, threshold);
+            for (u32 i = part.start; i < part.end; i += WARP) {
+                float logit = kept(row, i, part.end, threshold, part.equals);
+                if (i + threadIdx.x % WARP < part.end) row[i + threadIdx.x % WARP] = logit;
             }
-            return;
+            __syncthreads();
         }
-        u64 goal = (u64)ceil((double)pick.top_p * (double)total);
-        threshold = likeliest<false>(row, most, pick.scale, goal > 0 ? goal : 1);
+        if (weighed) threshold = likeliest<false>(shared, row, most, pick.scale, 0, pick.top_p);
+        // 2^((logit - most) * scale) >= min_p
+        u32 floor = pick.min_p > 0 ? key_of(most + log2f(pick.min_p) / pick.scale) : 0;
+        if (floor > threshold.key) threshold = Threshold{floor, ALL};
     }
+    draw(shared, row, threshold, most, greedy ? 0 : pick.scale, pick.draw);
+    __syncthreads();
+    u32 token = shared.token;
+    if (threadIdx.x == 0) tokens[blockIdx.x] = token;
+    if (pick.alternatives == ALL) return;
+    float logit = before_all(shared, pick, lists, row, token);
+    if (threadIdx.x == 0) reported[pick.place] = logit;
+}
+
+// Grid: rows, before they are sampled. Where log-probabilities are asked for, their place gets (after a word for the
+// token's own logit) the logarithm of the sum of all weights, then the likeliest tokens, each with its logit.
+extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
+    report(const Pick* picks, const float* logits, float* reported) {
+    Pick pick = picks[blockIdx.x];
+    if (pick.alternatives == ALL) return;
+    const float* row = logits + (u64)blockIdx.x * VOCAB;
+    float* out = reported + pick.place + 1;
+    float most = largest(row), sum = 0;
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < VOCAB; i += SAMPLE_THREADS)
+        sum += exp2_fast((clean(row[i]) - most) * 1.4426950408889634f);
+    sum = block_sum<SAMPLE_THREADS>(sum);
+    if (threadIdx.x == 0) *out = isinf(most) ? 0 : most + logf(sum);
+    // By logit, and by the lower id among equals.
+    u64 last = ~0ull;
+    __shared__ u64 best[WARP];
+    for (u32 rank = 0; rank < pick.alternatives; rank++) {
+        u64 next = 0;
+#pragma unroll 4
+        for (u32 i = threadIdx.x; i < VOCAB; i += SAMPLE_THREADS) {
+            u64 place = (u64)key_of(clean(row[i])) << 32 | ~i;
+            if (place < last && place > next) next = place;
+        }
+#pragma unroll
+        for (int step = WARP / 2; step > 0; step /= 2) next = max(next, __shfl_xor_sync(~0u, next, step));
+        if (threadIdx.x % WARP == 0) best[threadIdx.x / WARP] = next;
+        __syncthreads();
+        for (u32 warp = 0; warp < WARP; warp++) next = max(next, best[warp]);
+        __syncthreads();
+        last = next;
+        if (threadIdx.x == 0) {
+            out[1 + 2 * rank] = __uint_as_float(~(u32)last);
+            out[2 + 2 * rank] = value_of((u32)(last >> 32));
+        }
+    }
+}
+
+// One thread for each of `count` picks. Keeps the token of each pick's slot for the next step, whose rows may ask for it.
+extern "C" __global__ void keep_tokens(const Row* rows, const u32* picked, const u32* tokens, u32* kept, u32 count) {
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) kept[rows[picked[i]].slot] = tokens[i];
 }

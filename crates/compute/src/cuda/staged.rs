@@ -46,6 +46,11 @@ impl Staged {
             return Ok(());
         }
         self.device.synchronize()?;
+        self.restart(words)
+    }
+
+    /// Makes room for `words` words anew, where nothing that was sent is needed any more.
+    pub(super) fn restart(&mut self, words: usize) -> Result<(), ComputeError> {
         if words > self.host.len() {
             *self = Self::new(&self.device, words.next_power_of_two())?;
         }

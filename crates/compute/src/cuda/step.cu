@@ -70,9 +70,13 @@ extern "C" __global__ void bind_pages(const Row* rows, u32* tables, u32 table_wi
     if (threadIdx.x == 0) tables[(u64)row.slot * table_width + row.position / PAGE] = row.page;
 }
 
+// Stands for the token that the step before picked for the row's slot.
+#define TOKEN_PENDING 0xffffffffu
+
 // Grid: rows. residual (rows, HIDDEN) f32 = table (vocab, HIDDEN) bf16 at each row's token.
-extern "C" __global__ void embed(const Row* rows, const bf16* table, float* residual) {
-    const bf16* from = table + (u64)rows[blockIdx.x].token * HIDDEN;
+extern "C" __global__ void embed(const Row* rows, const u32* kept, const bf16* table, float* residual) {
+    Row row = rows[blockIdx.x];
+    const bf16* from = table + (u64)(row.token == TOKEN_PENDING ? kept[row.slot] : row.token) * HIDDEN;
     float* to = residual + (u64)blockIdx.x * HIDDEN;
     for (int i = 2 * threadIdx.x; i < HIDDEN; i += 2 * blockDim.x) {
         u32 pair = *(const u32*)(from + i);

@@ -5,16 +5,18 @@ use super::device::CudaDevice;
 use super::layers::Layers;
 use super::module::Module;
 use super::pages::Pages;
-use super::picked::Picker;
+use super::picked::{AHEAD, Keep, Picker};
 use super::staged::Staged;
 use super::weights::{address, allocate};
 use crate::source::{ContextSpec, SliceSpec, WeightSource};
 use crate::{ComputeError, ContextType, Threads};
-use cudarc::driver::CudaSlice;
-use glinthawk_flight::{Generated, Row, Sample};
+use cudarc::driver::{CudaEvent, CudaSlice};
+use glinthawk_flight::{Generated, Row, Sample, TOKEN_PENDING};
 use glinthawk_model::{Model, ModelConfig};
 use half::bf16;
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a model's buffers are made for.
 #[derive(Clone, Copy, Debug)]
@@ -35,11 +37,30 @@ pub struct CudaModel {
     layers: Layers,
     pages: Pages,
     picker: Picker,
-    staged: Staged,
+    /// What idle steps are made of, and those that the device was given.
+    idle: VecDeque<Step>,
+    submitted: VecDeque<Step>,
     /// (rows, hidden)
     residual: CudaSlice<f32>,
     /// (rows, query_width)
     attended: CudaSlice<bf16>,
+    /// The token that was picked last for each slot: (slots)
+    kept: CudaSlice<u32>,
+}
+
+/// A step's inputs, its beginning and its end.
+struct Step {
+    staged: Staged,
+    began: CudaEvent,
+    ended: CudaEvent,
+}
+
+/// What a step came to.
+pub struct Stepped {
+    /// A token for each sample.
+    pub tokens: Vec<Generated>,
+    /// How long the device worked on it.
+    pub busy: Duration,
 }
 
 impl StepLimits {
@@ -99,9 +120,15 @@ impl CudaModel {
         let layers =
             Layers::load(device, &module, source, &slice, limits.context, threads, &mut progress)?;
         let pages = Pages::new(device, &module, config, &contexts)?;
-        let picker = Picker::new(device, config.vocab, limits.rows, threads)?;
+        let picker = Picker::new(device, config.vocab, limits.rows)?;
+        let step = |_| {
+            let staged = Staged::new(device, pages.words_max() + picker.words(&[]))?;
+            Ok(Step { staged, began: device.event()?, ended: device.event()? })
+        };
         let mut loaded = Self {
-            staged: Staged::new(device, pages.words_max() + picker.words_max())?,
+            idle: (0..AHEAD).map(step).collect::<Result<_, ComputeError>>()?,
+            submitted: VecDeque::new(),
+            kept: allocate(device, "tokens", limits.slots)?,
             residual: allocate(device, "the residual", limits.rows * config.hidden)?,
             attended: allocate(device, "activations", limits.rows * config.query_width())?,
             device: device.clone(),
@@ -134,20 +161,28 @@ impl CudaModel {
         self.picker.all_logits(&mut self.layers, residual, &rows)
     }
 
-    /// Has the device run rows through all layers and pick a token for each sample, and does not wait.
-    /// The tokens of a step are taken before the next is submitted.
+    /// Steps that can be submitted before the tokens of the first are taken.
+    pub const AHEAD: usize = AHEAD;
+
+    /// Has the device run rows through all layers and pick a token for each sample, and does not wait. Rows may ask for
+    /// the token that the step before picks for their slot.
     pub fn submit(&mut self, rows: &[Row], samples: &[Sample]) -> Result<(), ComputeError> {
         let vocab = self.layers.config.vocab;
-        assert!(rows.iter().all(|row| (row.token as usize) < vocab), "a token beyond {vocab}");
-        self.staged.begin(self.pages.words_max() + self.picker.words_max())?;
-        let cuts = self.pages.stage(rows, &mut self.staged)?;
+        let known = |row: &Row| (row.token as usize) < vocab || row.token == TOKEN_PENDING;
+        assert!(rows.iter().all(known), "a token beyond {vocab}");
+        let mut step = self.idle.pop_front().expect("the tokens of a step before are taken");
+        let failed = || self.device.failed("mark a step");
+        step.staged.restart(self.pages.words_max() + self.picker.words(samples))?;
+        let cuts = self.pages.stage(rows, &mut step.staged)?;
         let picked: Vec<u32> = samples.iter().map(|sample| sample.row).collect();
-        let picks = self.picker.stage(&picked, samples, &mut self.staged)?;
-        self.staged.send()?;
+        let picks = self.picker.stage(&picked, samples, &mut step.staged)?;
+        step.began.record(&self.device.stream).map_err(failed())?;
+        step.staged.send()?;
         let count = rows.len();
         let (residual, attended) = self.places();
+        let kept = address(&self.kept, &self.device);
         self.pages.bind(cuts.rows, count)?;
-        self.layers.embed(cuts.rows, count, residual)?;
+        self.layers.embed(cuts.rows, kept, count, residual)?;
         for layer in 0..self.layers.config.layers {
             let (pages, query) = self.pages.places(layer);
             self.layers.project(layer, count, residual)?;
@@ -155,12 +190,20 @@ impl CudaModel {
             self.pages.attend(layer, &cuts, attended)?;
             self.layers.feed_forward(layer, count, attended, residual)?;
         }
-        self.picker.submit(&mut self.layers, residual, picks)
+        let keep = Keep { rows: cuts.rows, kept };
+        self.picker.submit(&mut self.layers, residual, picks, Some(keep))?;
+        step.ended.record(&self.device.stream).map_err(failed())?;
+        self.submitted.push_back(step);
+        Ok(())
     }
 
-    /// Waits for the step that was submitted; gives a token for each of its samples.
-    pub fn tokens(&mut self) -> Result<Vec<Generated>, ComputeError> {
-        let (residual, _) = self.places();
-        self.picker.tokens(&mut self.layers, residual)
+    /// Waits for the step that was submitted first.
+    pub fn tokens(&mut self) -> Result<Stepped, ComputeError> {
+        let tokens = self.picker.tokens()?;
+        let step = self.submitted.pop_front().expect("a step was submitted");
+        let busy_ms = step.began.elapsed_ms(&step.ended);
+        let busy_ms = busy_ms.map_err(self.device.failed("time a step"))?;
+        self.idle.push_back(step);
+        Ok(Stepped { tokens, busy: Duration::from_secs_f32(busy_ms / 1000.0) })
     }
 }

@@ -137,6 +137,7 @@ impl<'a> Machine<'a> {
                 context_max: deployment.context_max,
                 oversubscription: OVERSUBSCRIPTION,
                 merge: deployment.merge(),
+                run_ahead: false,
             }),
             lengths: lengths.iter(),
             grains: deployment

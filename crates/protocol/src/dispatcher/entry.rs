@@ -2,7 +2,7 @@
 
 use super::Rank;
 use crate::prompt::{Biases, Completion, Finish, Prompt, PromptId};
-use glinthawk_flight::{Generated, Row, Sample, ShardId};
+use glinthawk_flight::{Generated, Row, Sample, ShardId, TOKEN_PENDING};
 use std::collections::BTreeMap;
 
 /// Where a seated prompt's context lives.
@@ -15,6 +15,8 @@ pub(super) struct Seat {
     pub computed: u32,
     /// Rows in the air; 0 when the prompt is home.
     pub rows_in_air: u32,
+    /// Tokens that steps in the air will pick.
+    pub tokens_in_air: u32,
 }
 
 pub(super) struct Entry {
@@ -28,6 +30,8 @@ pub(super) struct Entry {
     pub seat: Option<Seat>,
     /// The watcher wants the completion to end after this many tokens.
     pub stop_after: Option<usize>,
+    /// Why the completion is over, and since when, while rows that were launched ahead are in the air.
+    pub over: Option<(Finish, u64)>,
     pub submitted_ns: u64,
     pub first_token_ns: Option<u64>,
 }
@@ -42,6 +46,7 @@ impl Entry {
             counts: BTreeMap::new(),
             seat: None,
             stop_after: None,
+            over: None,
             submitted_ns: now_ns,
             first_token_ns: None,
         }
@@ -63,8 +68,26 @@ impl Entry {
         if position < given {
             self.prompt.tokens[position]
         } else {
-            self.generated[position - given].token
+            self.generated.get(position - given).map_or(TOKEN_PENDING, |generated| generated.token)
         }
+    }
+
+    /// Whether how a token is picked depends on the tokens before it.
+    pub(super) fn looks_back(&self) -> bool {
+        let Prompt { sampling, biases, .. } = &self.prompt;
+        sampling.repetition_penalty != 1.0
+            || biases.presence_penalty != 0.0
+            || biases.frequency_penalty != 0.0
+    }
+
+    /// Rows to compute before the next token, beyond those in the air.
+    pub(super) fn rows_wanted(&self) -> u32 {
+        let seat = self.seat.as_ref().expect("seated");
+        let generated = self.generated.len() as u32 + seat.tokens_in_air;
+        if self.over.is_some() || self.stop_after.is_some() || generated >= self.prompt.tokens_max {
+            return 0;
+        }
+        self.prompt.tokens.len() as u32 + generated - seat.computed - seat.rows_in_air
     }
 
     /// Appends a generated token; says whether and why the completion is over.
@@ -85,10 +108,11 @@ impl Entry {
         }
     }
 
-    /// The rows of positions `computed..computed + count`, which the seat's pages already hold.
+    /// The last `count` rows in the air, which the seat's pages already hold.
     pub(super) fn rows(&self, count: u32, page_positions: u32) -> impl Iterator<Item = Row> {
         let seat = self.seat.as_ref().expect("only a seated prompt has rows");
-        (seat.computed..seat.computed + count).map(move |position| Row {
+        let end = seat.computed + seat.rows_in_air;
+        (end - count..end).map(move |position| Row {
             slot: seat.slot,
             position,
             page: seat.pages[(position / page_positions) as usize],
@@ -96,11 +120,12 @@ impl Entry {
         })
     }
 
-    /// How the next token is picked, from row `row` of the launch.
+    /// How the last token in the air is picked, from row `row` of the launch.
     pub(super) fn sample(&self, row: u32) -> Sample {
+        let tokens_in_air = self.seat.as_ref().map_or(0, |seat| seat.tokens_in_air);
         Sample {
             row,
-            position: self.len(),
+            position: self.len() + tokens_in_air - 1,
             sampling: self.prompt.sampling.clone(),
             repeated: self.repeated(),
             biases: self.biases(),

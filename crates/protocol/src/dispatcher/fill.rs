@@ -1,7 +1,7 @@
 //! Filling the shards that are home: decode rows first, then prefill of the seated, then newcomers.
 
-use super::entry::Seat;
-use super::{Dispatcher, DispatcherAction};
+use super::entry::{Entry, Seat};
+use super::{Dispatcher, DispatcherAction, ShardState};
 use crate::message::{Launch, Merge};
 use crate::prompt::PromptId;
 use glinthawk_flight::{ShardId, StepId, pages_for};
@@ -17,20 +17,20 @@ struct Manifest {
 impl Dispatcher {
     /// Plans and launches every shard that is home and has something to do. Call it after everything
     /// that has happened was taken in: flights are then fuller. A flight that leaves with a single row
-    /// comes home no sooner than a full one.
+    /// comes home no sooner than a full one. A dispatcher that runs ahead launches twice: call it again.
     pub fn fill(&mut self, actions: &mut Vec<DispatcherAction>) {
-        let home = self.shards.iter().filter(|(shard, state)| {
+        let open = self.shards.iter().filter(|(shard, state)| {
             let waits =
                 self.config.merge == Merge::WholeFlights && self.flight_in_air(shard.flight);
-            !state.in_air && !waits && !self.lanes[shard.lane as usize].lost
+            let open = !state.in_air && !waits || self.may_run_ahead(shard, state);
+            open && !self.lanes[shard.lane as usize].lost
         });
-        let home = home.map(|(&shard, _)| shard);
-        let home: Vec<ShardId> = home.collect();
-        if home.is_empty() {
+        let open: Vec<ShardId> = open.map(|(&shard, _)| shard).collect();
+        if open.is_empty() {
             return;
         }
         let mut manifests: BTreeMap<ShardId, Manifest> = BTreeMap::new();
-        for shard in home {
+        for shard in open {
             manifests.insert(shard, Manifest::default());
             self.plan_seated(shard, &mut manifests);
         }
@@ -48,13 +48,32 @@ impl Dispatcher {
         self.shards.iter().any(|(shard, state)| shard.flight == flight && state.in_air)
     }
 
+    /// Whether a shard in the air may be launched again: nobody aboard must know its last token to pick the next, and
+    /// nobody lacks pages, which only prompts that are home give up.
+    fn may_run_ahead(&self, shard: &ShardId, state: &ShardState) -> bool {
+        if !self.config.run_ahead || !state.in_air || state.ahead.is_some() {
+            return false;
+        }
+        let entries = || state.seated.iter().map(|id| &self.entries[id]);
+        let pages_wanted = entries().map(|entry| {
+            let seat = entry.seat.as_ref().expect("seated");
+            let rows = entry.rows_wanted().min(self.config.chunk);
+            let positions = seat.computed + seat.rows_in_air + rows;
+            let pages = pages_for(positions, self.config.page_positions);
+            pages.saturating_sub(seat.pages.len() as u32)
+        });
+        let pages = &self.lanes[shard.lane as usize].pages;
+        !entries().any(Entry::looks_back)
+            && pages_wanted.sum::<u32>() <= pages.total() - pages.used()
+    }
+
     /// Gives the seated prompts of a shard their rows: those that generate first (one row each
     /// always fits, because there are never more seats than rows), then those still in prefill, by
     /// age.
     fn plan_seated(&mut self, shard: ShardId, manifests: &mut BTreeMap<ShardId, Manifest>) {
         let seated = self.shards[&shard].seated.clone();
         let (generating, prefilling): (Vec<_>, Vec<_>) =
-            seated.into_iter().partition(|id| self.rows_wanted(*id) == 1);
+            seated.into_iter().partition(|id| self.entries[id].rows_wanted() == 1);
         for id in generating.into_iter().chain(prefilling) {
             self.plan_rows(id, shard, manifests);
         }
@@ -87,7 +106,9 @@ impl Dispatcher {
         let lane = &mut self.lanes[shard.lane as usize];
         let slot = lane.slots_free.pop().expect("as many slots as seats");
         let entry = self.entries.get_mut(&id).expect("queued prompts have an entry");
-        entry.seat = Some(Seat { shard, slot, pages: Vec::new(), computed: 0, rows_in_air: 0 });
+        let (pages, computed) = (Vec::new(), 0);
+        let (rows_in_air, tokens_in_air) = (0, 0);
+        entry.seat = Some(Seat { shard, slot, pages, computed, rows_in_air, tokens_in_air });
         let rank = entry.rank();
         let seated = &mut self.shards.get_mut(&shard).expect("exists").seated;
         let place = seated.partition_point(|id| self.entries[id].rank() < rank);
@@ -126,12 +147,6 @@ impl Dispatcher {
         self.pages_expected(entry).max(held)
     }
 
-    /// Rows a seated prompt has to compute before its next token.
-    fn rows_wanted(&self, id: PromptId) -> u32 {
-        let entry = &self.entries[&id];
-        entry.len() - entry.seat.as_ref().expect("seated").computed
-    }
-
     /// Plans as many of a prompt's rows as budget, chunk and pages allow.
     fn plan_rows(
         &mut self,
@@ -143,7 +158,7 @@ impl Dispatcher {
             return; // preempted while an older one was planned
         }
         let room = self.config.batch - manifests[&shard].rows;
-        let rows = self.rows_wanted(id).min(self.config.chunk).min(room);
+        let rows = self.entries[&id].rows_wanted().min(self.config.chunk).min(room);
         if rows == 0 || !self.hold_pages(id, rows, manifests) {
             return;
         }
@@ -165,7 +180,8 @@ impl Dispatcher {
         loop {
             let seat = self.entries.get_mut(&id).and_then(|entry| entry.seat.as_mut());
             let seat = seat.expect("the caller saw it seated");
-            if seat.pages.len() as u32 >= pages_for(seat.computed + rows, page_positions) {
+            let positions = seat.computed + seat.rows_in_air + rows;
+            if seat.pages.len() as u32 >= pages_for(positions, page_positions) {
                 return true;
             }
             let lane = seat.shard.lane;
@@ -207,14 +223,18 @@ impl Dispatcher {
     fn board(&mut self, shard: ShardId, manifest: Manifest) {
         let mut aboard = Vec::with_capacity(manifest.prompts.len());
         for (id, count) in manifest.prompts {
-            let sampled = count == self.rows_wanted(id);
             let entry = self.entries.get_mut(&id).expect("planned prompts have an entry");
-            entry.seat.as_mut().expect("planned prompts are seated").rows_in_air = count;
+            let sampled = count == entry.rows_wanted();
+            let seat = entry.seat.as_mut().expect("planned prompts are seated");
+            seat.rows_in_air += count;
+            seat.tokens_in_air += u32::from(sampled);
             aboard.push((id, count, sampled));
         }
         let state = self.shards.get_mut(&shard).expect("exists");
-        state.in_air = true;
-        state.aboard = aboard;
+        match state.in_air {
+            true => state.ahead = Some(aboard),
+            false => (state.in_air, state.aboard) = (true, aboard),
+        }
     }
 
     /// A step of what is aboard a shard, under an epoch of its own.
@@ -222,9 +242,10 @@ impl Dispatcher {
         let state = self.shards.get_mut(&shard).expect("exists");
         state.epoch += 1;
         let step = StepId { shard, epoch: state.epoch };
-        let rows_aboard: u32 = state.aboard.iter().map(|(_, count, _)| count).sum();
+        let aboard = state.ahead.as_ref().unwrap_or(&state.aboard);
+        let rows_aboard: u32 = aboard.iter().map(|(_, count, _)| count).sum();
         let (mut rows, mut samples) = (Vec::with_capacity(rows_aboard as usize), Vec::new());
-        for &(id, count, sampled) in &state.aboard {
+        for &(id, count, sampled) in aboard {
             let entry = &self.entries[&id];
             rows.extend(entry.rows(count, self.config.page_positions));
             if sampled {

@@ -12,6 +12,8 @@ use crate::histogram::Histogram;
 use crate::message::{Home, Launch, Merge};
 use crate::prompt::{Completion, Finish, Prompt, PromptId};
 use entry::Entry;
+#[cfg(doc)]
+use glinthawk_flight::TOKEN_PENDING;
 use glinthawk_flight::{Generated, ShardId, StepId, pages_for};
 use pages::PagePool;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -46,6 +48,9 @@ pub struct DispatcherConfig {
     pub oversubscription: f32,
     /// Whether a shard at home waits for the others of its flight.
     pub merge: Merge,
+    /// Whether a shard's next step is launched while one is in the air. Its rows then have tokens that only the nodes
+    /// know ([`TOKEN_PENDING`]), and steps come home in the order of their launches, each of them.
+    pub run_ahead: bool,
 }
 
 /// What happens to the dispatcher.
@@ -144,6 +149,9 @@ pub struct PromptStanding {
     pub generated_max: u32,
 }
 
+/// Prompts with rows in a launch, with the number of rows and whether the last of them is sampled.
+type Aboard = Vec<(PromptId, u32, bool)>;
+
 /// A flight's part on one lane.
 #[derive(Default)]
 struct ShardState {
@@ -152,9 +160,10 @@ struct ShardState {
     in_air: bool,
     /// Seated prompts, oldest first.
     seated: Vec<PromptId>,
-    /// Prompts with rows in the launch that is in the air, with the number of rows and whether the
-    /// last of them is sampled.
-    aboard: Vec<(PromptId, u32, bool)>,
+    /// Who is in the launch that is in the air.
+    aboard: Aboard,
+    /// Who is in the launch after it, if that is in the air too.
+    ahead: Option<Aboard>,
 }
 
 struct Lane {
@@ -310,7 +319,8 @@ impl Dispatcher {
         actions: &mut Vec<DispatcherAction>,
     ) {
         // The prompt may have ended by itself in the meantime.
-        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let entry = self.entries.get_mut(&id).filter(|entry| entry.over.is_none());
+        let Some(entry) = entry else { return };
         assert!(
             kept <= entry.generated.len(),
             "prompt {id:?} stopped after tokens it does not have"
@@ -323,8 +333,9 @@ impl Dispatcher {
 
     fn home(&mut self, home: Home, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
         let Some(state) = self.in_air(home.step) else { return };
-        state.in_air = false;
-        let aboard = std::mem::take(&mut state.aboard);
+        state.in_air = state.ahead.is_some();
+        let next = state.ahead.take().unwrap_or_default();
+        let aboard = std::mem::replace(&mut state.aboard, next);
         let sampled = aboard.iter().filter(|(_, _, sampled)| *sampled).count();
         assert_eq!(
             sampled,
@@ -338,12 +349,15 @@ impl Dispatcher {
                 self.entries.get_mut(&id).expect("a prompt aboard is kept until it is home");
             let seat = entry.seat.as_mut().expect("a prompt aboard is seated");
             seat.computed += rows;
-            seat.rows_in_air = 0;
+            seat.rows_in_air -= rows;
+            seat.tokens_in_air -= u32::from(sampled);
+            let in_air = seat.rows_in_air > 0;
             self.stats.rows_computed += u64::from(rows);
             let prefilled = seat.computed.min(entry.prompt.tokens.len() as u32);
             self.stats.prefilled += u64::from(prefilled.saturating_sub(entry.prefilled));
             entry.prefilled = entry.prefilled.max(prefilled);
-            let mut over = entry.stop_after.map(|_| Finish::Stop);
+            let stopped = entry.stop_after.map(|_| (Finish::Stop, now_ns));
+            let mut over = entry.over.or(stopped);
             if sampled {
                 let generated = tokens.next().expect("counted above");
                 if over.is_none() {
@@ -351,11 +365,14 @@ impl Dispatcher {
                         actions.push(DispatcherAction::Token(id, generated.clone()));
                     }
                     self.stats.sampled += 1;
-                    over = entry.push(generated, now_ns);
+                    over = entry.push(generated, now_ns).map(|finish| (finish, now_ns));
                 }
             }
-            if let Some(finish) = over {
-                self.finish(id, finish, now_ns, actions);
+            match over {
+                // What was launched ahead is of no use any more, but it is still on its way.
+                Some(_) if in_air => entry.over = over,
+                Some((finish, over_ns)) => self.finish(id, finish, over_ns, actions),
+                None => {}
             }
         }
     }
@@ -363,7 +380,8 @@ impl Dispatcher {
     /// The shard of a step that is in the air; `None` if it came home or was given up.
     fn in_air(&mut self, step: StepId) -> Option<&mut ShardState> {
         let state = self.shards.get_mut(&step.shard)?;
-        (state.in_air && state.epoch == step.epoch).then_some(state)
+        let epoch = state.epoch - u64::from(state.ahead.is_some());
+        (state.in_air && epoch == step.epoch).then_some(state)
     }
 
     /// Launches a step's rows under a new epoch. They are the same rows: so their pages stay with their
@@ -371,6 +389,7 @@ impl Dispatcher {
     /// and refuses what is left of the old one.
     fn relaunch(&mut self, step: StepId, actions: &mut Vec<DispatcherAction>) {
         if self.in_air(step).is_some() {
+            assert!(!self.config.run_ahead, "{step:?} is lost, and another may depend on it");
             self.stats.relaunches += 1;
             actions.push(DispatcherAction::Launch(self.launch(step.shard)));
         }
@@ -434,13 +453,16 @@ impl Dispatcher {
         for (_, state) in shards {
             state.in_air = false;
             state.aboard.clear();
+            state.ahead = None;
             seated.extend_from_slice(&state.seated);
         }
         for id in seated {
             let entry = self.entries.get_mut(&id).expect("seated prompts have an entry");
-            entry.seat.as_mut().expect("it is on the lane").rows_in_air = 0;
-            if entry.stop_after.is_some() {
-                self.finish(id, Finish::Stop, now_ns, actions);
+            let seat = entry.seat.as_mut().expect("it is on the lane");
+            (seat.rows_in_air, seat.tokens_in_air) = (0, 0);
+            let stopped = entry.stop_after.map(|_| (Finish::Stop, now_ns));
+            if let Some((finish, over_ns)) = entry.over.or(stopped) {
+                self.finish(id, finish, over_ns, actions);
             } else {
                 self.stats.prompts_lost += 1;
                 self.drop_context(id);
