@@ -93,7 +93,7 @@ pub struct RunArgs {
     pub stats: Option<PathBuf>,
     /// Take model, topology, batch, flights, chunk and context sizes from a plan written by `plan`
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = [
-        "model", "batch", "flights", "chunk", "context_memory", "max_context", "tier1", "tier2", "hybrid",
+        "model", "batch", "flights", "chunk", "context_memory", "max_context", "pipelines", "tier1", "tier2", "hybrid",
     ])]
     pub plan: Option<PathBuf>,
     /// The engine's options
@@ -108,6 +108,9 @@ pub struct RunArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Two tiers")]
 pub struct ClusterArgs {
+    /// Pipelines: so many times the nodes of --tier1 and --tier2, each with the whole model, share the prompts
+    #[arg(long, value_name = "P", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub pipelines: Option<u32>,
     /// Tier-1 nodes: processes that each hold a slice of the weights
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub tier1: Option<u32>,
@@ -463,6 +466,7 @@ impl RunArgs {
         let cluster = &self.cluster;
         Specification {
             topology: Topology {
+                pipelines: cluster.pipelines,
                 tier1: cluster.tier1,
                 tier2: cluster.tier2,
                 hybrid: cluster.hybrid,

@@ -95,10 +95,10 @@ fn joined(role: &Role) -> String {
     match role.lane {
         None => format!("{}, one of {}: {layers}", role.name(), nodes(slices, 1)),
         Some(_) => format!(
-            "{}, one of {} of tier1-{}: attention in {layers}",
+            "{}, one of {} of {}: attention in {layers}",
             role.name(),
             nodes(lanes, 2),
-            role.slice
+            role.layout.node_name(role.pipeline, role.slice, None)
         ),
     }
 }

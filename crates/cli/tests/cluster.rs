@@ -21,7 +21,7 @@ struct Topology {
 }
 
 /// Of a model with three layers: two slices are uneven, three have one each.
-const TOPOLOGIES: [Topology; 13] = [
+const TOPOLOGIES: [Topology; 17] = [
     Topology { name: "1x0", nodes: 2, options: &["--tier1", "1", "--tier2", "0"] },
     Topology { name: "2x0", nodes: 4, options: &["--tier1", "2", "--tier2", "0"] },
     Topology { name: "1x1", nodes: 2, options: &["--tier1", "1", "--tier2", "1"] },
@@ -37,6 +37,18 @@ const TOPOLOGIES: [Topology; 13] = [
         name: "hybrid 2x2",
         nodes: 8,
         options: &["--tier1", "2", "--tier2", "2", "--hybrid"],
+    },
+    Topology { name: "2 of 1x0", nodes: 4, options: &["--pipelines", "2"] },
+    Topology { name: "2 of 1x1", nodes: 4, options: &["--pipelines", "2", "--tier2", "1"] },
+    Topology {
+        name: "2 of 2x1",
+        nodes: 8,
+        options: &["--pipelines", "2", "--tier1", "2", "--tier2", "1"],
+    },
+    Topology {
+        name: "2 of hybrid 1x1, whole flights",
+        nodes: 6,
+        options: &["--pipelines", "2", "--tier2", "1", "--hybrid", "--merge", "flights"],
     },
     Topology {
         name: "one small flight",

@@ -104,6 +104,29 @@ fn a_killed_tier2_node_costs_its_contexts_only() {
 }
 
 #[test]
+fn a_killed_tier1_node_costs_its_pipeline_only() {
+    let story = Story::new();
+    // Two pipelines of two slices, each with a Tier-2 node: Tier 1 is started first, pipeline by pipeline.
+    let stats = story.case.path("stats.json");
+    let stats = ["--pipelines", "2", "--stats", stats.to_str().expect("a path of ours")];
+    let mut running = Running::start(&mut story.case.command(&[&CLUSTER[..], &stats].concat()));
+    running.wait_for_lines(&story.case.output(), 10);
+    let mut workers = running.process().children();
+    assert_eq!(workers.len(), 8, "two pipelines of four nodes");
+    workers.sort();
+    workers[3].kill(); // pipeline1-tier1-1
+    let finished = running.finish().expect(0);
+    let said = "pipeline1-tier1-1 is gone";
+    assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    assert!(story.case.results() == story.expected, "other results");
+    let stats: serde_json::Value =
+        serde_json::from_slice(&fs::read(stats[3]).expect("statistics")).expect("JSON");
+    assert_eq!((&stats["failures"], &stats["pipelines"]), (&1.into(), &2.into()));
+    assert_eq!(stats["nodes"].as_array().map(Vec::len), Some(4), "those that are left");
+    expect_gone(&workers);
+}
+
+#[test]
 fn a_killed_dispatcher_takes_its_workers_along() {
     let story = Story::new();
     let (running, workers) = story.start(20);

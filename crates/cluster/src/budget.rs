@@ -33,7 +33,7 @@ impl Budget {
         wanted: Option<u64>,
         workers: &[Placed<'_>],
     ) -> Result<Self, ClusterError> {
-        let mut lane_pages = vec![u32::MAX; layout.lanes()];
+        let mut lane_pages = vec![u32::MAX; layout.pipelines * layout.lanes()];
         let mut memory_bytes_min = u64::MAX;
         for worker in workers {
             let left = left_on_gpu(layout, config, worker, workers)?;

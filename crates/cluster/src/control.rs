@@ -81,6 +81,8 @@ impl GpuOffer {
 /// What a worker is to be.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Role {
+    /// Its pipeline.
+    pub pipeline: usize,
     /// Its slice.
     pub slice: usize,
     /// Its lane on that slice; `None` makes it the slice's Tier-1 node.
@@ -106,12 +108,9 @@ pub struct Role {
 }
 
 impl Role {
-    /// Its name in statistics: `tier1-0` (slice), `tier2-0-1` (slice, lane).
+    /// Its name in statistics.
     pub fn name(&self) -> String {
-        match self.lane {
-            None => format!("tier1-{}", self.slice),
-            Some(lane) => format!("tier2-{}-{lane}", self.slice),
-        }
+        self.layout.node_name(self.pipeline, self.slice, self.lane)
     }
 }
 

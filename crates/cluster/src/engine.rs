@@ -133,7 +133,7 @@ impl Engine {
         for event in happened {
             match event {
                 FabricEvent::Home(home) => self.home(home)?,
-                FabricEvent::LaneLost { lane, error } => self.lose_lane(lane, error)?,
+                FabricEvent::LanesLost { lanes, error } => self.lose_lanes(&lanes, error)?,
             }
         }
         Ok(std::mem::take(&mut self.events))
@@ -156,17 +156,19 @@ impl Engine {
     }
 
     /// Goes on with the lanes that are left, if there are any.
-    fn lose_lane(&mut self, lane: u32, error: ClusterError) -> Result<(), ClusterError> {
+    fn lose_lanes(&mut self, lanes: &[u32], error: ClusterError) -> Result<(), ClusterError> {
         self.failures += 1;
-        self.launched.retain(|step, _| step.shard.lane != lane);
-        self.dispatch(DispatcherEvent::LaneLost(lane));
+        self.launched.retain(|step, _| !lanes.contains(&step.shard.lane));
+        for &lane in lanes {
+            self.dispatch(DispatcherEvent::LaneLost(lane));
+        }
         match self.dispatcher.lanes_left() {
             0 => Err(error),
             left => {
                 let (node, reason) = match error {
                     ClusterError::Lost { name, reason } => (name, reason),
                     ClusterError::Failed { name, reason } => (name, reason),
-                    other => (format!("a node of lane {lane}"), other.to_string()),
+                    other => (format!("a node of lanes {lanes:?}"), other.to_string()),
                 };
                 tracing::warn!(
                     "{node} is gone ({reason}): its prompts are computed again on the other {left} of {} lanes",
@@ -285,6 +287,7 @@ mod tests {
     /// An engine over these nodes, with one prompt of three tokens to generate.
     fn engine_over(fabric: Box<dyn Fabric>, lanes: usize) -> Engine {
         let layout = Layout {
+            pipelines: 1,
             slices: 1,
             tier2: 0,
             local_lanes: lanes,
@@ -301,6 +304,7 @@ mod tests {
             backend: "none",
             instruction_set: String::new(),
             threads: 1,
+            pipelines: 1,
             tier1_nodes: 1,
             tier2_nodes: 0,
             tier1_attends: true,
@@ -370,7 +374,7 @@ mod tests {
                     self.lost = true;
                     let (name, reason) = ("tier2-0-0".to_owned(), "closed".to_owned());
                     let error = ClusterError::Lost { name, reason };
-                    events.push(FabricEvent::LaneLost { lane: 0, error });
+                    events.push(FabricEvent::LanesLost { lanes: vec![0], error });
                     continue;
                 }
                 let token = Generated { token: 9, logprob: 0.0, alternatives: Vec::new() };

@@ -12,10 +12,10 @@ pub(crate) const WAIT: Duration = Duration::from_millis(50);
 pub enum FabricEvent {
     /// A shard came home.
     Home(Home),
-    /// A node is gone, and with it the contexts of a lane. The other lanes go on.
-    LaneLost {
-        /// The lane.
-        lane: u32,
+    /// A node is gone, and with it the contexts of some lanes. The other lanes go on.
+    LanesLost {
+        /// The lanes.
+        lanes: Vec<u32>,
         /// Which node, and what became of it.
         error: ClusterError,
     },

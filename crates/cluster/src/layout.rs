@@ -8,6 +8,15 @@ use glinthawk_protocol::{DispatcherConfig, Merge, OVERSUBSCRIPTION, lane_pages};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
+/// A node's name; its pipeline has a part in it where there are several.
+pub fn node_name(pipeline: Option<usize>, slice: usize, lane: Option<u32>) -> String {
+    let pipeline = pipeline.map_or(String::new(), |pipeline| format!("pipeline{pipeline}-"));
+    match lane {
+        None => format!("{pipeline}tier1-{slice}"),
+        Some(lane) => format!("{pipeline}tier2-{slice}-{lane}"),
+    }
+}
+
 /// Rows that make a separate lane worthwhile. With fewer, it is better if the cores read the weights
 /// together.
 const LANE_ROWS_MIN: usize = 64;
@@ -31,6 +40,8 @@ impl Crowd {
 /// The shape of a cluster, as far as every node must know it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
+    /// Pipelines behind the dispatcher, each with all layers and lanes of its own.
+    pub pipelines: usize,
     /// Tier-1 nodes: slices the layers are cut into (K).
     pub slices: usize,
     /// Attention workers of each slice that are Tier-2 nodes (K').
@@ -86,9 +97,32 @@ impl Layout {
         pages_for(positions, self.page_positions).into()
     }
 
-    /// Attention workers of each slice.
+    /// Attention workers of each slice: lanes of one pipeline.
     pub fn lanes(&self) -> usize {
         self.local_lanes + self.tier2
+    }
+
+    /// Lanes of a pipeline, among those of all pipelines.
+    pub fn lanes_of(&self, pipeline: usize) -> Range<u32> {
+        let lanes = self.lanes() as u32;
+        pipeline as u32 * lanes..(pipeline as u32 + 1) * lanes
+    }
+
+    /// The pipeline of a lane.
+    pub fn pipeline_of(&self, lane: u32) -> usize {
+        lane as usize / self.lanes()
+    }
+
+    /// Nodes of all pipelines in Tier 1, and in Tier 2.
+    pub fn nodes(&self) -> (usize, usize) {
+        let tier1 = self.pipelines * self.slices;
+        (tier1, tier1 * self.tier2)
+    }
+
+    /// A node's name: `tier1-0` (slice), `tier2-0-1` (slice, lane); where there are several pipelines, with its pipeline
+    /// first: `pipeline1-tier1-0`.
+    pub fn node_name(&self, pipeline: usize, slice: usize, lane: Option<u32>) -> String {
+        node_name((self.pipelines > 1).then_some(pipeline), slice, lane)
     }
 
     /// Context slots of every lane.
@@ -190,6 +224,7 @@ mod tests {
 
     fn layout() -> Layout {
         Layout {
+            pipelines: 1,
             slices: 1,
             tier2: 0,
             local_lanes: 1,

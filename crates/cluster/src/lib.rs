@@ -42,7 +42,7 @@ pub use estimate::{Estimate, Lines, Pace};
 pub use fabric::{Fabric, FabricEvent};
 pub use gpu::GpuFabric;
 pub use kinds::{Kinds, NodeKind};
-pub use layout::{Crowd, Layout};
+pub use layout::{Crowd, Layout, node_name};
 pub use local::{Kernels, LocalFabric};
 pub use memory::free_memory_bytes;
 pub use muster::{ClusterSpec, Muster, Mustered};

@@ -77,8 +77,9 @@ impl LocalFabric {
         trace: bool,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, ClusterError> {
-        assert_eq!((layout.slices, layout.tier2), (1, 0), "one process has the whole model");
-        let place = Tier1Place::new(layout, 0, trace);
+        let shape = (layout.pipelines, layout.slices, layout.tier2);
+        assert_eq!(shape, (1, 1, 0), "one process has the whole model");
+        let place = Tier1Place::new(layout, 0, 0, trace);
         let all = kernels.backend(layout)?;
         let weights = Arc::new(nodes::load_slice(model, layout, &place, &all, progress)?);
         let threads = (kernels.threads / layout.local_lanes).max(1);

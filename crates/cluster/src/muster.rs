@@ -99,7 +99,8 @@ impl Muster {
         if layout.slices > layers {
             return Err(ClusterError::Slices { slices: layout.slices, layers });
         }
-        let needed = layout.slices * (1 + layout.tier2);
+        let (tier1_needed, tier2_needed) = layout.nodes();
+        let needed = tier1_needed + tier2_needed;
         while self.offers() < needed {
             tick(self.offers(), false)?;
             let event = self.controller.recv(TICK);
@@ -107,10 +108,12 @@ impl Muster {
         }
         let (tier1, tier2) = self.cast(&layout)?;
         layout.page_positions = self.settle_pages(&layout, &tier1, &tier2)?;
-        let first_remote = layout.local_lanes as u32;
         let mut placed = Vec::new();
-        for (slice, (&peer, workers)) in tier1.iter().zip(&tier2).enumerate() {
-            let (offer, lane) = (self.offer(peer), (first_remote > 0).then_some(0));
+        for (index, (&peer, workers)) in tier1.iter().zip(&tier2).enumerate() {
+            let (pipeline, slice) = (index / layout.slices, index % layout.slices);
+            let first = layout.lanes_of(pipeline).start;
+            let first_remote = first + layout.local_lanes as u32;
+            let (offer, lane) = (self.offer(peer), (first_remote > first).then_some(first));
             placed.push(Placed { offer, slice, has_weights: true, lane });
             placed.extend((first_remote..).zip(workers).map(|(lane, &peer)| {
                 let (offer, lane) = (self.offer(peer), Some(lane));
@@ -123,7 +126,8 @@ impl Muster {
         let (nodes, kinds) = self.send_roles(spec, &layout, &lane_pages, &tier1, &tier2)?;
         let threads = self.offer(tier1[0]).threads as usize;
         self.serve_until_ready(spec.model, &nodes, tick)?;
-        let fabric = RemoteFabric::new(self.controller, tier1[0], nodes);
+        let firsts = tier1.iter().step_by(layout.slices).copied().collect();
+        let fabric = RemoteFabric::new(self.controller, &layout, firsts, nodes);
         let context_memory_bytes = memory_bytes_min;
         Ok(Mustered { fabric, layout, lane_pages, kinds, threads, context_memory_bytes })
     }
@@ -158,10 +162,10 @@ impl Muster {
         }
     }
 
-    /// Which workers are Tier 1, by slice, and which are Tier 2, by slice and lane. Wishes are
+    /// Which workers are Tier 1, by slice, and which are Tier 2, by slice and lane, pipeline after pipeline. Wishes are
     /// granted; the rest are assigned by strength, the strongest to Tier 1.
     fn cast(&self, layout: &Layout) -> Result<(Vec<Peer>, Vec<Vec<Peer>>), ClusterError> {
-        let (tier1_needed, tier2_needed) = (layout.slices, layout.slices * layout.tier2);
+        let (tier1_needed, tier2_needed) = layout.nodes();
         let mut cast: [Vec<Peer>; 2] = [Vec::new(), Vec::new()];
         let mut open: Vec<Peer> = Vec::new();
         for (&peer, member) in &self.members {
@@ -191,7 +195,7 @@ impl Muster {
         }
         let lanes = layout.tier2.max(1);
         let mut by_slice: Vec<Vec<Peer>> = tier2.chunks(lanes).map(<[Peer]>::to_vec).collect();
-        by_slice.resize(layout.slices, Vec::new());
+        by_slice.resize(tier1_needed, Vec::new());
         Ok((tier1, by_slice))
     }
 
@@ -230,8 +234,9 @@ impl Muster {
             let member = &self.members[&peer];
             SocketAddr::new(member.address, self.offer(peer).port).to_string()
         };
-        let role = |slice: usize, lane: Option<u32>, dial: Option<String>, kind: String| Role {
-            slice,
+        let role = |index: usize, lane: Option<u32>, dial: Option<String>, kind: String| Role {
+            pipeline: index / layout.slices,
+            slice: index % layout.slices,
             lane,
             layout: layout.clone(),
             lane_pages: lane_pages.to_vec(),
@@ -243,25 +248,26 @@ impl Muster {
             link: spec.link,
             trace: spec.trace,
         };
-        let first_remote = layout.local_lanes as u32;
         let mut roles = Vec::new();
-        for (slice, &peer) in tier1.iter().enumerate() {
-            let next = tier1.get(slice + 1).map(|next| address(*next));
-            roles.push((peer, role(slice, None, next, self.kind(peer, spec.isa)?)));
-            for (lane, &worker) in (first_remote..).zip(&tier2[slice]) {
+        for (index, &peer) in tier1.iter().enumerate() {
+            let is_last = (index + 1).is_multiple_of(layout.slices);
+            let next = (!is_last).then(|| address(tier1[index + 1]));
+            roles.push((peer, role(index, None, next, self.kind(peer, spec.isa)?)));
+            let lanes = layout.lanes_of(index / layout.slices);
+            for (lane, &worker) in lanes.skip(layout.local_lanes).zip(&tier2[index]) {
                 let kind = self.kind(worker, spec.isa)?;
-                roles.push((worker, role(slice, Some(lane), Some(address(peer)), kind)));
+                roles.push((worker, role(index, Some(lane), Some(address(peer)), kind)));
             }
         }
         let kinds = Kinds::new(roles.iter().map(|(_, role)| NodeKind {
             name: role.name(),
             kind: role.kind.clone(),
             has_weights: role.lane.is_none(),
-            attends: role.lane.is_some() || first_remote > 0,
+            attends: role.lane.is_some() || layout.local_lanes > 0,
         }));
         let mut nodes = BTreeMap::new();
         for (peer, role) in roles {
-            let node = Node { name: role.name(), lane: role.lane };
+            let node = Node { name: role.name(), pipeline: role.pipeline, lane: role.lane };
             self.controller.send(peer, Control::Role(Box::new(role)).message(Buffer::default()))?;
             nodes.insert(peer, node);
         }

@@ -38,7 +38,8 @@ pub(crate) fn tier1<B: Backend>(
     let layers = layout.layers(config.layers, place.slice).len() as u32;
     let rows_max = (place.lanes * place.batch) as usize;
     let node = Tier1Node::new(layers, rows_max, layout.merge());
-    (node, Tier1Kernels::new(backend, weights, place, layers, config))
+    let name = layout.node_name(place.pipeline, place.slice, None);
+    (node, Tier1Kernels::new(name, backend, weights, place, layers, config))
 }
 
 /// The Tier-2 node of a slice and lane, with room for `pages` pages.
@@ -51,7 +52,8 @@ pub(crate) fn tier2<B: Backend>(
     config: &ModelConfig,
 ) -> Result<(Tier2Node<PayloadOf<B>>, Tier2Kernels<B>), ClusterError> {
     let context = backend.context(config, &layout.contexts(config, slice, pages))?;
-    let (name, width) = (format!("tier2-{slice}-{lane}"), config.query_width());
+    let name = layout.node_name(layout.pipeline_of(lane), slice, Some(lane));
+    let width = config.query_width();
     let page_positions = layout.page_positions;
     let kernels = Tier2Kernels::new(name, backend, context, (width, page_positions), trace);
     Ok((Tier2Node::new(layout.slots(), pages, layout.page_positions), kernels))

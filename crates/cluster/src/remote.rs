@@ -3,12 +3,13 @@
 use crate::control::Control;
 use crate::error::ClusterError;
 use crate::fabric::{Fabric, FabricEvent, WAIT};
+use crate::layout::Layout;
 use crate::net::{Controller, Event, LostReason, Peer};
 use crate::report::NodeReport;
 use crate::wire;
 use glinthawk_flight::{Buffer, Kind, Message};
 use glinthawk_protocol::Launch;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 /// How long nodes have to say what they did.
@@ -20,11 +21,14 @@ const CAUSE_PATIENCE: Duration = Duration::from_secs(1);
 /// Worker processes that have their roles.
 pub struct RemoteFabric {
     controller: Controller,
-    first: Peer,
+    layout: Layout,
+    /// The first slice of each pipeline.
+    firsts: Vec<Peer>,
     /// The nodes that are left.
     nodes: BTreeMap<Peer, Node>,
     /// Arrived while something else was waited for.
     stash: VecDeque<Event>,
+    lanes_lost: BTreeSet<u32>,
     happened: Vec<FabricEvent>,
 }
 
@@ -32,13 +36,28 @@ pub struct RemoteFabric {
 pub(crate) struct Node {
     /// Its name in statistics and errors.
     pub name: String,
+    /// Its pipeline.
+    pub pipeline: usize,
     /// Its lane, if it is a Tier-2 node.
     pub lane: Option<u32>,
 }
 
 impl RemoteFabric {
-    pub(crate) fn new(controller: Controller, first: Peer, nodes: BTreeMap<Peer, Node>) -> Self {
-        Self { controller, first, nodes, stash: VecDeque::new(), happened: Vec::new() }
+    pub(crate) fn new(
+        controller: Controller,
+        layout: &Layout,
+        firsts: Vec<Peer>,
+        nodes: BTreeMap<Peer, Node>,
+    ) -> Self {
+        Self {
+            controller,
+            layout: layout.clone(),
+            firsts,
+            nodes,
+            stash: VecDeque::new(),
+            lanes_lost: BTreeSet::new(),
+            happened: Vec::new(),
+        }
     }
 
     /// The next event, waiting for at most `wait`.
@@ -75,16 +94,29 @@ impl RemoteFabric {
         Ok(None)
     }
 
-    /// Gives a node up: a Tier-2 node takes its lane along, any other the whole cluster.
+    /// Gives a node up: a Tier-2 node takes its lane along, a Tier-1 node its pipeline. It is an error if it was the
+    /// last one.
     fn lose(&mut self, peer: Peer, error: ClusterError) -> Result<(), ClusterError> {
-        let lane = self.nodes.get(&peer).and_then(|node| node.lane);
-        let Some(lane) = lane else { return Err(error) };
-        self.nodes.remove(&peer);
-        for (&peer, _) in self.nodes.iter().filter(|(_, node)| node.lane.is_none()) {
-            // One that cannot be told is lost itself, and that is heard next.
-            _ = self.controller.send(peer, Control::LaneLost(lane).message(Buffer::default()));
+        let Some(Node { pipeline, lane, .. }) = self.nodes.remove(&peer) else { return Err(error) };
+        let mut lanes: Vec<u32> = match lane {
+            Some(lane) => vec![lane],
+            None => {
+                self.nodes.retain(|_, node| node.pipeline != pipeline);
+                self.layout.lanes_of(pipeline).collect()
+            }
+        };
+        if self.nodes.is_empty() {
+            return Err(error);
         }
-        self.happened.push(FabricEvent::LaneLost { lane, error });
+        lanes.retain(|lane| self.lanes_lost.insert(*lane));
+        let neighbours = self.nodes.iter().filter(|(_, node)| node.pipeline == pipeline);
+        for (&peer, _) in neighbours.filter(|(_, node)| node.lane.is_none()) {
+            for &lane in &lanes {
+                // One that cannot be told is lost itself, and that is heard next.
+                _ = self.controller.send(peer, Control::LaneLost(lane).message(Buffer::default()));
+            }
+        }
+        self.happened.push(FabricEvent::LanesLost { lanes, error });
         Ok(())
     }
 
@@ -117,7 +149,16 @@ impl RemoteFabric {
 
 impl Fabric for RemoteFabric {
     fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
-        self.send(self.first, wire::launch(&launch))
+        let lane = launch.step.shard.lane;
+        if self.lanes_lost.contains(&lane) {
+            // The dispatcher will hear of it.
+            return Ok(());
+        }
+        let first = self.firsts[self.layout.pipeline_of(lane)];
+        self.controller.send(first, wire::launch(&launch)).or_else(|error| {
+            let (peer, error) = self.cause(first, error.into());
+            self.lose(peer, error)
+        })
     }
 
     fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {

@@ -63,7 +63,7 @@ impl<B: Backend> Server<'_, B> {
         let role = &station.role;
         let (layout, slice) = (&role.layout, role.slice);
         let model = model_of(station)?;
-        let place = Tier1Place::new(layout, slice, role.trace);
+        let place = Tier1Place::new(layout, role.pipeline, slice, role.trace);
         let mut said = false;
         let progress = &mut |_, total| {
             if !std::mem::replace(&mut said, true) {
@@ -73,14 +73,15 @@ impl<B: Backend> Server<'_, B> {
         let weights = nodes::load_slice(&model, layout, &place, &self.backend, progress)?;
         let backend = self.backend.clone();
         self.nodes.tier1 = Some(nodes::tier1(backend, weights, place, layout, &role.config));
-        let local = layout.local_lanes as u32;
-        (0..local).try_for_each(|lane| self.add_lane(lane))?;
+        let lanes = layout.lanes_of(role.pipeline);
+        let first_remote = lanes.start + layout.local_lanes as u32;
+        (lanes.start..first_remote).try_for_each(|lane| self.add_lane(lane))?;
         station.threads.pin_caller();
         self.peers.insert(NodeAddress::Dispatcher, station.dispatcher);
         if let Some(next) = station.dial_neighbour(None)? {
             self.peers.insert(NodeAddress::Tier1(slice + 1), next);
         }
-        let lanes = (local..layout.lanes() as u32).map(|lane| NodeAddress::Tier2(slice, lane));
+        let lanes = (first_remote..lanes.end).map(|lane| NodeAddress::Tier2(slice, lane));
         let previous = slice.checked_sub(1).map(NodeAddress::Tier1);
         let mut awaited: Vec<NodeAddress> = lanes.chain(previous).collect();
         while !awaited.is_empty() {
@@ -103,7 +104,7 @@ impl<B: Backend> Server<'_, B> {
         let role = &self.station.role;
         let node = match Control::read(message)? {
             Control::Introduce(None) if role.slice > 0 => NodeAddress::Tier1(role.slice - 1),
-            Control::Introduce(Some(lane)) if (lane as usize) < role.layout.lanes() => {
+            Control::Introduce(Some(lane)) if self.has_lane(lane) => {
                 self.station.shape(peer);
                 NodeAddress::Tier2(role.slice, lane)
             }
@@ -284,11 +285,17 @@ impl<B: Backend> Server<'_, B> {
         Ok(parcel)
     }
 
+    /// Whether a lane is one of this node's pipeline.
+    fn has_lane(&self, lane: u32) -> bool {
+        let role = &self.station.role;
+        role.layout.lanes_of(role.pipeline).contains(&lane)
+    }
+
     /// Whether a launch fits the slab and the vocabulary.
     fn fits(&self, launch: &Launch) -> bool {
         let role = &self.station.role;
         launch.step.shard.flight < role.layout.flights
-            && (launch.step.shard.lane as usize) < role.layout.lanes()
+            && self.has_lane(launch.step.shard.lane)
             && launch.rows.len() <= role.layout.batch as usize
             && launch.rows.iter().all(|row| (row.token as usize) < role.config.vocab)
     }

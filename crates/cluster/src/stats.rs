@@ -16,7 +16,9 @@ pub struct Setting {
     pub instruction_set: String,
     /// Kernel threads of each node.
     pub threads: usize,
-    /// Tier-1 nodes (K).
+    /// Pipelines, each with all layers.
+    pub pipelines: usize,
+    /// Tier-1 nodes of a pipeline (K).
     pub tier1_nodes: usize,
     /// Tier-2 nodes per Tier-1 node (K'); 0 is single-tier.
     pub tier2_nodes: usize,

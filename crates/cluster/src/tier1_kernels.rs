@@ -14,6 +14,8 @@ use std::time::Instant;
 /// Where a slice stands, and how its slab is cut.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tier1Place {
+    /// Its pipeline, from 0.
+    pub pipeline: usize,
     /// The slice, from 0.
     pub slice: usize,
     /// The slice embeds.
@@ -33,13 +35,14 @@ pub(crate) struct Tier1Place {
 }
 
 impl Tier1Place {
-    /// Where slice `slice` of a layout stands.
-    pub fn new(layout: &Layout, slice: usize, trace: bool) -> Self {
+    /// Where slice `slice` of a layout's pipeline stands.
+    pub fn new(layout: &Layout, pipeline: usize, slice: usize, trace: bool) -> Self {
         Self {
+            pipeline,
             slice,
             first: slice == 0,
             last: slice + 1 == layout.slices,
-            first_lane: 0,
+            first_lane: layout.lanes_of(pipeline).start,
             lanes: layout.lanes() as u32,
             lanes_here: layout.local_lanes as u32,
             batch: layout.batch,
@@ -62,13 +65,13 @@ pub(crate) struct Tier1Kernels<B: Backend> {
 impl<B: Backend> Tier1Kernels<B> {
     /// Kernels of the slice at `place`, which has `layers` layers.
     pub fn new(
+        name: String,
         backend: B,
         weights: B::Weights,
         place: Tier1Place,
         layers: u32,
         config: &ModelConfig,
     ) -> Self {
-        let name = format!("tier1-{}", place.slice);
         Self {
             meter: Meter::new(backend.clone(), name, 1, place.trace),
             backend,

@@ -205,7 +205,7 @@ impl Fabric for Relaunching {
                     events.push(FabricEvent::Home(home));
                 }
                 FabricEvent::Home(_) => {}
-                FabricEvent::LaneLost { error, .. } => return Err(error),
+                FabricEvent::LanesLost { error, .. } => return Err(error),
             }
         }
         Ok(())
@@ -222,6 +222,7 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
     let model = Model::open(&path).expect("the default model opens");
     let cases = cases();
     let layout = Layout {
+        pipelines: 1,
         slices: 1,
         tier2: 0,
         local_lanes: 2,
@@ -288,6 +289,7 @@ fn setting() -> Setting {
         backend: "cpu",
         instruction_set: String::new(),
         threads: 2,
+        pipelines: 1,
         tier1_nodes: 1,
         tier2_nodes: 0,
         tier1_attends: true,

@@ -15,13 +15,16 @@ use std::path::PathBuf;
 pub enum LaunchError {
     /// The number of workers is not that of the nodes.
     #[error(
-        "--workers {workers} does not fit: --tier1 {tier1} and --tier2 {tier2} need {}",
-        counted(tier1 * (1 + tier2), "worker")
+        "--workers {workers} does not fit: {}--tier1 {tier1} and --tier2 {tier2} need {}",
+        if *pipelines > 1 { format!("--pipelines {pipelines}, ") } else { String::new() },
+        counted(pipelines * tier1 * (1 + tier2), "worker")
     )]
     Workers {
         /// Workers to wait for.
         workers: usize,
-        /// Tier-1 nodes.
+        /// Pipelines.
+        pipelines: usize,
+        /// Tier-1 nodes of each.
         tier1: usize,
         /// Tier-2 nodes for each of them.
         tier2: usize,

@@ -72,7 +72,8 @@ fn launch_cluster(
     let address = topology.listen.as_deref().unwrap_or("127.0.0.1:0");
     let (muster, bound) =
         Muster::listen(address, Token::new(&token), encryption(topology.insecure))?;
-    let workers = layout.slices * (1 + layout.tier2);
+    let (tier1, tier2) = layout.nodes();
+    let workers = tier1 + tier2;
     let mut processes = match topology.listen {
         Some(_) => {
             tell(LaunchNews::Listening(bound, workers));
@@ -83,7 +84,7 @@ fn launch_cluster(
             let memory_bytes = memory_bytes.expect("local workers are given theirs");
             let workers =
                 opened.local.iter().enumerate().map(|(node, (device, gpu))| LocalWorker {
-                    tier: if node < layout.slices { 1 } else { 2 },
+                    tier: if node < tier1 { 1 } else { 2 },
                     device: device.to_string(),
                     has_gpu: gpu.is_some(),
                     memory_bytes: match gpu {

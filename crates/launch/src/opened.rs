@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::error::LaunchError;
 use crate::news::{LaunchNews, Tell};
 use crate::specification::{Specification, Topology};
-use glinthawk_cluster::{Kinds, NodeKind};
+use glinthawk_cluster::{Kinds, NodeKind, node_name};
 use glinthawk_compute::cuda::CudaDevice;
 use glinthawk_compute::{ComputeError, ContextType, Isa};
 use glinthawk_jobs::ServedModel;
@@ -55,15 +55,19 @@ impl Opened {
     pub fn kinds(&self, isa: Isa, topology: &Topology) -> Result<Kinds, LaunchError> {
         let own = (Device::Cpu, self.device.as_ref().map(CudaDevice::kind));
         let local = if self.local.is_empty() { std::slice::from_ref(&own) } else { &self.local };
-        let (tier1, tier2) = topology.nodes()?;
+        let (slices, tier2) = topology.nodes()?;
+        let pipelines = topology.pipelines();
+        let tier1 = pipelines * slices;
         let tier1_attends = topology.hybrid || tier2 == 0;
         Ok(Kinds::new(local.iter().enumerate().map(|(index, (_, kind))| NodeKind {
-            name: match index.checked_sub(tier1) {
-                None => format!("tier1-{index}"),
-                Some(index) => {
-                    let lane = index % tier2 + usize::from(tier1_attends);
-                    format!("tier2-{}-{lane}", index / tier2)
-                }
+            name: {
+                let (station, lane) = match index.checked_sub(tier1) {
+                    None => (index, None),
+                    Some(index) => (index / tier2, Some(index % tier2)),
+                };
+                let (own, pipeline) = (usize::from(tier1_attends), station / slices);
+                let lane = lane.map(|lane| (pipeline * (own + tier2) + own + lane) as u32);
+                node_name((pipelines > 1).then_some(pipeline), station % slices, lane)
             },
             kind: kind.clone().unwrap_or_else(|| isa.to_string()),
             has_weights: index < tier1,

@@ -54,11 +54,11 @@ impl Resolved {
         let config = opened.model.config();
         let topology = &specification.topology;
         let alone = topology.is_one_process();
-        let (tier1, tier2) = topology.nodes()?;
+        let (pipelines, (tier1, tier2)) = (topology.pipelines(), topology.nodes()?);
         if tier1 > config.layers {
             return Err(LaunchError::Layers { tier1, layers: config.layers });
         }
-        let attends = opened.local.iter().skip(if tier2 == 0 { 0 } else { tier1 });
+        let attends = opened.local.iter().skip(if tier2 == 0 { 0 } else { pipelines * tier1 });
         let batch = match &opened.device {
             Some(_) => GPU_BATCH,
             None if attends.map(|(_, gpu)| gpu.is_some()).min() == Some(true) => GPU_NODE_BATCH,
@@ -66,6 +66,7 @@ impl Resolved {
         };
         let isa = machine::isa(specification.isa)?;
         let mut layout = Layout {
+            pipelines,
             slices: tier1,
             tier2,
             local_lanes: usize::from(topology.hybrid || tier2 == 0),
@@ -88,7 +89,7 @@ impl Resolved {
         };
         let threads = match alone {
             true => machine::threads(specification.threads)?,
-            false => (allowed_cores().len() / (tier1 * (1 + tier2))).max(1),
+            false => (allowed_cores().len() / (pipelines * tier1 * (1 + tier2))).max(1),
         };
         if let (true, None, Some(memory_bytes)) = (alone, &opened.device, memory_bytes) {
             layout = layout.with_local_lanes(config, threads, memory_bytes, crowd);
@@ -136,6 +137,7 @@ impl Resolved {
             backend: kinds.backend(),
             instruction_set: kinds.to_string(),
             threads,
+            pipelines: layout.pipelines,
             tier1_nodes: layout.slices,
             tier2_nodes: layout.tier2,
             tier1_attends: layout.local_lanes > 0,
@@ -155,10 +157,10 @@ impl Resolved {
         self.threads / self.layout.local_lanes.max(1)
     }
 
-    /// The engine as a forecast sees it; `None` where it is not all on CPUs of this machine, or where there is no
-    /// profile of them.
+    /// The engine as a forecast sees it; `None` where it is not one pipeline on CPUs of this machine, or where there
+    /// is no profile of them.
     pub(crate) fn deployment(&self, opened: &Opened) -> Option<Deployment> {
-        if self.topology.listen.is_some() || opened.has_gpu() {
+        if self.topology.listen.is_some() || opened.has_gpu() || self.layout.pipelines > 1 {
             return None;
         }
         let config = opened.model.config();
@@ -199,14 +201,17 @@ impl Resolved {
 fn memory_bytes(opened: &Opened, layout: &Layout) -> Result<u64, LaunchError> {
     let config = opened.model.config();
     let is_gpu = |node: usize| opened.local.get(node).is_some_and(|(_, gpu)| gpu.is_some());
-    let (tier1, nodes) = (layout.slices, layout.slices * (1 + layout.tier2));
+    let (tier1, tier2) = layout.nodes();
+    let nodes = tier1 + tier2;
     let weights = match (0..tier1).all(is_gpu) {
         true => 0,
-        false => Shape::of(opened.model.name(), config).model_bytes() as u64,
+        false => {
+            layout.pipelines as u64 * Shape::of(opened.model.name(), config).model_bytes() as u64
+        }
     };
     let on_gpus =
         (0..nodes).filter(|&node| is_gpu(node) && (node >= tier1 || layout.local_lanes > 0));
-    let attending = (layout.slices * layout.lanes()).saturating_sub(on_gpus.count()).max(1) as u64;
+    let attending = (tier1 * layout.lanes()).saturating_sub(on_gpus.count()).max(1) as u64;
     let each = machine::free_memory_bytes()?.saturating_sub(weights) / attending;
     let longest = layout.model_page_bytes(config) * layout.pages_for(layout.context_max);
     Ok((each / 2).max(longest.min(each / 10 * 9)))

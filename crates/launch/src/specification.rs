@@ -53,7 +53,9 @@ pub struct Specification {
 /// Which processes an engine is spread over; by default, this one alone.
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
-    /// Tier-1 nodes (K).
+    /// Pipelines, each with all layers; 1 unless something else is said.
+    pub pipelines: Option<u32>,
+    /// Tier-1 nodes of each (K).
     pub tier1: Option<u32>,
     /// Tier-2 nodes for each of them (K').
     pub tier2: Option<u32>,
@@ -137,6 +139,7 @@ impl Specification {
         let Topology { devices: listed, listen, .. } = &self.topology;
         let (tier1, tier2) = self.topology.nodes()?;
         let alone = self.topology.is_one_process();
+        let tier1 = self.topology.pipelines() * tier1;
         let nodes = if alone { 1 } else { tier1 * (1 + tier2) };
         let mut devices = match (self.device, listed.len()) {
             (Device::Cuda(first), 0) => (first..first + tier1).map(Device::Cuda).collect(),
@@ -158,21 +161,28 @@ impl Specification {
 impl Topology {
     /// Whether it is this process only.
     pub fn is_one_process(&self) -> bool {
-        self.tier1.is_none() && self.tier2.is_none() && self.listen.is_none()
+        let Self { pipelines, tier1, tier2, listen, .. } = self;
+        pipelines.is_none() && tier1.is_none() && tier2.is_none() && listen.is_none()
     }
 
-    /// Tier-1 nodes, and Tier-2 nodes for each of them.
+    /// Pipelines.
+    pub(crate) fn pipelines(&self) -> usize {
+        self.pipelines.unwrap_or(1) as usize
+    }
+
+    /// Tier-1 nodes of a pipeline, and Tier-2 nodes for each of them.
     pub(crate) fn nodes(&self) -> Result<(usize, usize), LaunchError> {
         let tier1 = self.tier1.unwrap_or(1) as usize;
+        let pipelines = self.pipelines();
         let workers = self.workers.map(|workers| workers as usize);
         let tier2 = match (self.tier2, workers) {
             (Some(tier2), _) => tier2 as usize,
-            (None, Some(workers)) => (workers / tier1).saturating_sub(1),
+            (None, Some(workers)) => (workers / (pipelines * tier1)).saturating_sub(1),
             (None, None) => 0,
         };
-        match workers.filter(|workers| *workers != tier1 * (1 + tier2)) {
+        match workers.filter(|workers| *workers != pipelines * tier1 * (1 + tier2)) {
             None => Ok((tier1, tier2)),
-            Some(workers) => Err(LaunchError::Workers { workers, tier1, tier2 }),
+            Some(workers) => Err(LaunchError::Workers { workers, pipelines, tier1, tier2 }),
         }
     }
 
