@@ -382,7 +382,10 @@ pub struct ProfileArgs {
     /// Write the profile to this file [default: in the cache, where `run` finds it]
     #[arg(short, long, value_name = "FILE.json")]
     pub output: Option<PathBuf>,
-    /// Threads of each kernel. With 1, one kernel runs on every core at once, as lanes and local nodes do; for a
+    /// What to time: cpu, cuda:N, or auto: the first GPU, or the CPU if there is none
+    #[arg(long, default_value_t, value_name = "DEVICE")]
+    pub device: Device,
+    /// Threads of each kernel on a CPU. With 1, one kernel runs on every core at once, as lanes and local nodes do; for a
     /// node that has the machine to itself, give its number of cores
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: u32,
@@ -399,8 +402,8 @@ pub struct EngineArgs {
     #[arg(long, short, default_value = DEFAULT_MODEL)]
     pub model: String,
     /// Rows in a batch, for each attention worker or lane. A prompt that generates takes one row;
-    /// prefill takes the rest [default: 256; in one process, the best for the job if there is a profile
-    /// of this machine]
+    /// prefill takes the rest [default: 256, or 4096 on a GPU; in one process, the best for the job if there is a
+    /// profile of this machine]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: Option<u32>,
     /// Batches in flight at once [default: 1, or 3 for each Tier-1 node of a cluster]

@@ -8,7 +8,7 @@ use anyhow::bail;
 use glinthawk_cluster::Crowd;
 use glinthawk_compute::Threads;
 use glinthawk_compute::bench::operations_per_second;
-use glinthawk_launch::{FixedJob, Opened, Resolved, launch};
+use glinthawk_launch::{Expected, FixedJob, Opened, Outlook, Resolved, launch};
 use glinthawk_plan::Shape;
 use std::io::Write;
 use std::process::ExitCode;
@@ -67,11 +67,17 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         rates.push(rate);
         shares.push(share);
     }
+    let rate = median(rates);
     writeln!(
         out,
-        "median: {:.0} tokens/s, prompt and generated together; {:.1}% of the peak around the run in products with weights",
-        median(rates),
+        "median: {rate:.0} tokens/s, prompt and generated together; {:.1}% of the peak around the run in products with weights",
         100.0 * median(shares),
     )?;
+    let outlook =
+        Expected::alike(&job).and_then(|expected| Outlook::of(&expected, &opened, &resolved, None));
+    if let Some(Outlook { source, tokens_per_second, .. }) = outlook {
+        let off = 100.0 * (tokens_per_second / rate - 1.0);
+        writeln!(out, "forecast from {source}: {tokens_per_second:.0} tokens/s, {off:+.1}%")?;
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -3,7 +3,7 @@
 use crate::progress::{say, with_bars};
 use crate::units;
 use glinthawk_cluster::RunStats;
-use glinthawk_launch::{BATCH_DEFAULT, Expected, Opened, Outlook, Specification, better_batch};
+use glinthawk_launch::{Expected, Opened, Outlook, Specification, better_batch};
 
 /// A batch that promises more than the usual one. A job does not fail for want of a profile.
 pub fn chosen_batch(
@@ -18,8 +18,9 @@ pub fn chosen_batch(
         None
     })?;
     say(format_args!(
-        "batches of {} rows instead of {BATCH_DEFAULT}: {:.0}% more tokens/s by a profile of this machine",
+        "batches of {} rows instead of {}: {:.0}% more tokens/s by a profile of this machine",
         found.batch,
+        found.usual,
         100.0 * found.gain
     ));
     Some(found.batch)

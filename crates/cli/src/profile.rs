@@ -4,9 +4,7 @@ use crate::args::ProfileArgs;
 use crate::folder::require_folder;
 use crate::progress::{say, with_bars};
 use crate::units;
-use glinthawk_launch::{
-    Device, Opened, ProfileEffort, Specification, isa, keep_profile, take_profile,
-};
+use glinthawk_launch::{Opened, ProfileEffort, Specification, isa, keep_profile, take_profile};
 use glinthawk_plan::Profile;
 use glinthawk_plan::profile::Curve;
 use std::io::Write;
@@ -23,7 +21,7 @@ pub fn profile(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         (false, false) => ProfileEffort::full(),
     };
     let specification = Specification {
-        device: Device::Cpu,
+        device: args.device,
         threads: Some(args.threads),
         ..Specification::new(&args.model)
     };
@@ -60,12 +58,12 @@ fn print(profile: &Profile) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let from = &profile.provenance;
     writeln!(out, "{} on {}", profile.shape.model, from.machine)?;
-    writeln!(
-        out,
-        "{}, {}; milliseconds, mean±spread",
-        from.instruction_set,
-        units::counted(from.threads as u64, "thread"),
-    )?;
+    let threads = units::counted(from.threads as u64, "thread");
+    let kernels = match profile.to_host.is_empty() {
+        true => format!("{}, {threads}", from.instruction_set),
+        false => from.instruction_set.clone(),
+    };
+    writeln!(out, "{kernels}; milliseconds, mean±spread")?;
     writeln!(out, "\nweights: pre, post and fused for one layer, greedy and logits for all")?;
     let stages = ["pre", "post", "fused", "greedy", "logits"].map(str::to_owned);
     table(&mut out, &stages, &weight_curves(profile))?;
@@ -74,6 +72,11 @@ fn print(profile: &Profile) -> anyhow::Result<()> {
         profile.attention.iter().map(|curve| curve.context.to_string()).collect();
     let curves: Vec<&Curve> = profile.attention.iter().map(|curve| &curve.points).collect();
     table(&mut out, &contexts, &curves)?;
+    if !profile.to_host.is_empty() {
+        writeln!(out, "\ncopies: q, k and v to the host, attention's output to the device")?;
+        let names = ["to host", "to device"].map(str::to_owned);
+        table(&mut out, &names, &[&profile.to_host, &profile.to_device])?;
+    }
     let around = &profile.overheads;
     let microseconds = |seconds: f64| seconds * 1e6;
     writeln!(
@@ -191,6 +194,8 @@ mod tests {
             logits: curve.clone(),
             attention: attention.clone(),
             prefill: attention,
+            to_host: Vec::new(),
+            to_device: Vec::new(),
             overheads: Default::default(),
         }
     }

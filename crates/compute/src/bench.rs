@@ -3,12 +3,12 @@
 
 mod stages;
 
-pub use stages::{AttentionBench, StageBench, TimedStage};
+pub use stages::{AttentionBench, StageBench, TimedStage, copy_to_device, copy_to_host};
 
 use crate::memory::Memory;
 use crate::{
-    AttendRow, ComputeError, ContextKernels, ContextSpec, ContextType, CpuContext, CpuWeights, Isa,
-    ShardIn, ShardOut, SliceSpec, Threads, WeightKernels,
+    AttendRow, Backend, ComputeError, ContextKernels, ContextSpec, ContextType, CpuContext,
+    CpuWeights, Isa, ShardIn, ShardOut, SliceSpec, Threads, WeightKernels,
 };
 use glinthawk_flight::{Buffer, PAGE_POSITIONS};
 use glinthawk_model::{Model, ModelConfig};
@@ -22,6 +22,20 @@ use std::time::Instant;
 const READ_BYTES: usize = 1 << 30;
 
 const CPU: &str = "a CPU's kernels do not fail";
+
+/// Seconds of some work, until the device has done all of it.
+pub fn timed<B: Backend, T>(
+    backend: &B,
+    work: impl FnOnce() -> Result<T, ComputeError>,
+) -> Result<(f64, T), ComputeError> {
+    let started = Instant::now();
+    let done = work()?;
+    let end = backend.mark()?;
+    while !backend.is_done(&end)? {
+        std::hint::spin_loop();
+    }
+    Ok((started.elapsed().as_secs_f64(), done))
+}
 
 /// What one pass of a kernel took and did.
 #[derive(Clone, Copy, Debug)]
@@ -195,30 +209,6 @@ fn residual(rows: usize, hidden: usize) -> Buffer {
     residual
 }
 
-/// Fills as many of one layer's bf16 pages as fit in `bytes` bytes; returns them and their number.
-fn filled_pages(
-    config: &ModelConfig,
-    bytes: usize,
-    context_type: ContextType,
-    isa: Isa,
-    threads: Arc<Threads>,
-) -> Result<(CpuContext, usize), ComputeError> {
-    let page_positions = isa.page_positions()[0];
-    let pages = (bytes / CpuContext::bytes(config, 1, ContextType::Bf16, page_positions)).max(1);
-    let spec = ContextSpec {
-        layers: 1,
-        pages,
-        page_positions,
-        context_type,
-        slots: 0,
-        context_max: 0,
-        batch_rows: 0,
-    };
-    let mut context = CpuContext::new(config, &spec, isa, threads)?;
-    context.fill();
-    Ok((context, pages))
-}
-
 /// One layer's context, for the time of attention.
 pub struct ContextBench {
     config: ModelConfig,
@@ -237,7 +227,20 @@ impl ContextBench {
         isa: Isa,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
-        let (context, pages) = filled_pages(config, bytes, context_type, isa, threads)?;
+        let page_positions = isa.page_positions()[0];
+        let page_bytes = CpuContext::bytes(config, 1, ContextType::Bf16, page_positions);
+        let pages = (bytes / page_bytes).max(1);
+        let spec = ContextSpec {
+            layers: 1,
+            pages,
+            page_positions,
+            context_type,
+            slots: 0,
+            context_max: 0,
+            batch_rows: 0,
+        };
+        let mut context = CpuContext::new(config, &spec, isa, threads)?;
+        context.fill();
         Ok(Self { config: config.clone(), context_type, context, pages })
     }
 

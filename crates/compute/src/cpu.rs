@@ -227,11 +227,6 @@ impl CpuContext {
         Ok(Self { kernels, tables: Tables::new(spec.page_positions) })
     }
 
-    /// Fills all pages: for benchmarks, which must read memory that is there.
-    pub(crate) fn fill(&mut self) {
-        each!(&mut self.kernels, Context, inner => inner.fill(FILL));
-    }
-
     /// Bytes of `positions` positions in all of the slice's layers.
     pub fn bytes(
         config: &ModelConfig,
@@ -325,5 +320,9 @@ impl ContextKernels for CpuContext {
         let rows = self.tables.rows(rows);
         each!(&mut self.kernels, Context, inner => inner.attend(layer, &rows, qkv, attended));
         Ok(())
+    }
+
+    fn fill(&mut self) {
+        each!(&mut self.kernels, Context, inner => inner.fill(FILL));
     }
 }

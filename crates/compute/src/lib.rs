@@ -194,4 +194,8 @@ pub trait ContextKernels: Send {
         qkv: &Self::Buffer,
         attended: &mut Self::Buffer,
     ) -> Result<(), ComputeError>;
+
+    /// Writes to all pages, for benchmarks: an operating system gives memory only when it is written to. A device's is
+    /// there from the start.
+    fn fill(&mut self) {}
 }

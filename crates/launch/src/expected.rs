@@ -1,5 +1,6 @@
 //! What is known of a job before it begins: how many prompts it has and how long they are.
 
+use crate::fixed_job::FixedJob;
 use glinthawk_cluster::Crowd;
 use glinthawk_jobs::{JobStanding, Survey};
 use glinthawk_plan::{Deployment, Forecast, Length, Workload, forecast};
@@ -30,6 +31,13 @@ impl Expected {
             return None;
         }
         Some(Self { workload: Workload::new("input", lengths).ok()?, prompts })
+    }
+
+    /// Prompts that are all alike.
+    pub fn alike(job: &FixedJob) -> Option<Self> {
+        let (input, output, prompts) =
+            (job.input as usize, job.output as usize, job.prompts as usize);
+        Some(Self { workload: Workload::uniform(input, output, prompts).ok()?, prompts })
     }
 
     /// What matters of it for the engine's shape.

@@ -10,6 +10,7 @@ mod device;
 mod error;
 mod expected;
 mod fixed_job;
+mod kernel_curves;
 mod launch;
 mod machine;
 mod news;

@@ -51,6 +51,16 @@ impl Opened {
         self.device.is_some() || self.local.iter().any(|(_, kind)| kind.is_some())
     }
 
+    /// The GPU of a node of this machine, Tier 1 first.
+    pub(crate) fn gpu_of(&self, node: usize) -> Option<CudaDevice> {
+        match self.local.get(node) {
+            // It could be opened before.
+            Some((Device::Cuda(ordinal), _)) => CudaDevice::open(*ordinal).ok(),
+            Some(_) => None,
+            None => self.device.clone(),
+        }
+    }
+
     /// What kernels run on: GPUs by their kind, CPUs by their instruction set. Workers from elsewhere are not among them.
     pub fn kinds(&self, isa: Isa, topology: &Topology) -> Result<Kinds, LaunchError> {
         let own = (Device::Cpu, self.device.as_ref().map(CudaDevice::kind));

@@ -1,7 +1,6 @@
 //! What the engine does around the kernels, measured for a profile: short runs in this process for a
 //! step and its rows, messages over this machine's loopback for the network.
 
-use crate::device::Device;
 use crate::error::LaunchError;
 use crate::fixed_job::FixedJob;
 use crate::launch::launch;
@@ -10,10 +9,11 @@ use crate::opened::Opened;
 use crate::resolved::Resolved;
 use crate::specification::Specification;
 use glinthawk_cluster::net::{BenchOptions, round_trip};
-use glinthawk_cluster::{Crowd, keep_to_cores};
+use glinthawk_cluster::{Crowd, Engine, keep_to_cores};
 use glinthawk_compute::{Isa, allowed_cores};
 use glinthawk_model::ModelConfig;
 use glinthawk_plan::profile::Overheads;
+use glinthawk_plan::{KernelTimes, Profile};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -29,51 +29,83 @@ const TOKENS: u32 = 8;
 const CONTEXT_MAX: u32 = 64;
 const CONTEXT_MEMORY_BYTES: u64 = 256 << 20;
 
-/// Measures them for an engine with this instruction set and as many threads.
+/// Measures them for an engine with this instruction set and as many threads, or on the opened device, whose kernels
+/// take what `profile` says.
 pub(crate) fn measure(
     opened: &Opened,
     isa: Isa,
     threads: usize,
     round_trips: usize,
+    profile: &Profile,
     tell: Tell<'_>,
 ) -> Result<Overheads, LaunchError> {
     let network = network(opened.model.config(), round_trips)?;
-    let (step_small, step_large) = steps(opened, isa, threads, tell)?;
-    let row = ((step_large - step_small) / f64::from(ROWS - 1)).max(0.0);
-    Ok(Overheads { step: (step_small - row).max(0.0), row, ..network })
+    let [small, large] = steps(opened, isa, threads, tell)?;
+    let row = ((large.outside - small.outside) / f64::from(ROWS - 1)).max(0.0);
+    let mut step = (small.outside - row).max(0.0);
+    if opened.device.is_some() {
+        // The device also waits for the first kernel of a step, and the host for the last.
+        step += (small.inside - step_seconds(profile, opened.model.config())).max(0.0);
+    }
+    Ok(Overheads { step, row, ..network })
 }
 
-/// Seconds outside the kernels for a step of one row, and for one of many.
+/// Seconds of a step, outside its kernels and inside.
+#[derive(Clone, Copy, Default)]
+struct StepSeconds {
+    outside: f64,
+    inside: f64,
+}
+
+/// A step of one row, and one of many.
 fn steps(
     opened: &Opened,
     isa: Isa,
     threads: usize,
     tell: Tell<'_>,
-) -> Result<(f64, f64), LaunchError> {
+) -> Result<[StepSeconds; 2], LaunchError> {
     let config = opened.model.config();
-    let mut measured = [0.0; 2];
-    for (seconds, rows) in measured.iter_mut().zip([1, ROWS]) {
-        let specification = Specification {
-            device: Device::Cpu,
-            isa: Some(isa),
-            threads: Some(threads as u32),
-            batch: Some(rows),
-            context_memory_bytes: Some(CONTEXT_MEMORY_BYTES),
-            context_max: Some(CONTEXT_MAX.min(config.context_max as u32)),
-            ..Specification::new(opened.model.name())
+    let specification = Specification {
+        isa: Some(isa),
+        threads: Some(threads as u32),
+        batch: Some(ROWS),
+        context_memory_bytes: Some(CONTEXT_MEMORY_BYTES),
+        context_max: Some(CONTEXT_MAX.min(config.context_max as u32)),
+        ..Specification::new(opened.model.name())
+    };
+    let resolved = Resolved::new(&specification, opened, Crowd::ONE)?;
+    let mut running = launch(opened, &resolved, &AtomicBool::new(false), tell)?;
+    let mut measured = [StepSeconds::default(); 2];
+    let mut run = |prompts: u32, number: u32| -> Result<StepSeconds, LaunchError> {
+        let busy = |engine: &mut Engine| -> Result<f64, LaunchError> {
+            let (_, nodes) = engine.stats()?;
+            Ok(nodes.iter().map(|node| node.busy_ns as f64 / 1e9).sum())
         };
-        let resolved = Resolved::new(&specification, opened, Crowd::ONE)?;
-        let mut running = launch(opened, &resolved, &AtomicBool::new(false), tell)?;
-        let job = FixedJob { prompts: rows, input: 1, output: TOKENS };
-        job.run(&mut running.engine, config.vocab as u32, 0)?;
-        let (stats, _) = running.engine.stats()?;
-        let busy: f64 = stats.nodes.iter().map(|node| node.busy).sum();
-        let tier1 = stats.nodes.iter().find(|node| node.name == "tier1-0");
-        let batches = tier1.map_or(0, |node| node.batches);
-        let steps = batches as f64 / (config.layers + 1) as f64;
-        *seconds = (stats.wall_s * (1.0 - busy)).max(0.0) / steps.max(1.0);
+        let before = busy(&mut running.engine)?;
+        let job = FixedJob { prompts, input: 1, output: TOKENS };
+        let seconds = job.run(&mut running.engine, config.vocab as u32, number)?;
+        let inside = busy(&mut running.engine)? - before;
+        // All prompts generate side by side, so each of their tokens is a step.
+        let each = |seconds: f64| seconds.max(0.0) / f64::from(TOKENS);
+        Ok(StepSeconds { outside: each(seconds - inside), inside: each(inside) })
+    };
+    // The first run wakes everything up.
+    run(1, 0)?;
+    for (measured, prompts) in measured.iter_mut().zip([1, ROWS]) {
+        *measured = run(prompts, 1)?;
     }
-    Ok((measured[0], measured[1]))
+    Ok(measured)
+}
+
+/// Seconds of the kernels of a step of one row.
+fn step_seconds(profile: &Profile, config: &ModelConfig) -> f64 {
+    let kernels = KernelTimes::Measured(Box::new(profile.clone()));
+    let layers = config.layers as f64;
+    kernels.pre_seconds(1)
+        + (layers - 1.0) * kernels.fused_seconds(1)
+        + layers * kernels.attention_seconds(1, f64::from(TOKENS) / 2.0)
+        + kernels.post_seconds(1)
+        + kernels.classify_seconds(1)
 }
 
 /// What a message costs at each end.

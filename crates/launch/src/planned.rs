@@ -59,7 +59,7 @@ impl Planned {
     /// The plan's devices, if they are not those that this run has, as far as can be told.
     pub fn elsewhere(&self, opened: &Opened, topology: &Topology) -> Option<String> {
         let here = Here {
-            gpu: opened.has_gpu(),
+            gpu: opened.gpu_of(0).map(|device| device.name().to_owned()),
             machine: profiles::machine(),
             alone: topology.listen.is_none(),
         };
@@ -67,7 +67,8 @@ impl Planned {
         let mut names: Vec<&str> =
             kernels.iter().filter_map(|kernels| Some(kernels.split_once(": ")?.0)).collect();
         names.dedup();
-        kernels.iter().any(|kernels| here.lacks(kernels)).then(|| names.join(" and "))
+        let mut kernels = kernels.iter().enumerate();
+        kernels.any(|(tier, kernels)| here.lacks(tier == 0, kernels)).then(|| names.join(" and "))
     }
 
     /// Dollars per second, where the plan knows the rent.
@@ -87,7 +88,8 @@ impl Planned {
 
 /// What a run has to compute on.
 struct Here {
-    gpu: bool,
+    /// The GPU of Tier 1, as a profile names it.
+    gpu: Option<String>,
     /// This machine, as a profile names it.
     machine: String,
     /// Whether no workers from elsewhere join.
@@ -96,16 +98,16 @@ struct Here {
 
 impl Here {
     /// Whether this is not the device that a plan's kernel times are of, such as `t4: analytic (…)`.
-    fn lacks(&self, kernels: &str) -> bool {
+    fn lacks(&self, tier1: bool, kernels: &str) -> bool {
         let Some((name, source)) = kernels.split_once(": ") else { return false };
+        let gpu = self.gpu.as_ref().filter(|_| tier1);
         if source.starts_with("measured on ") {
-            // Profiles are of CPUs.
-            return self.gpu || (self.alone && name != self.machine);
+            return self.alone && name != gpu.unwrap_or(&self.machine);
         }
         // Of the devices in the catalogue, those by NVIDIA are GPUs.
         let catalogue = Catalogue::built_in();
         let device = catalogue.get(name);
-        device.is_some_and(|device| device.title.starts_with("NVIDIA") != self.gpu)
+        device.is_some_and(|device| device.title.starts_with("NVIDIA") != gpu.is_some())
     }
 }
 
@@ -126,8 +128,9 @@ mod tests {
     #[test]
     fn devices_of_a_plan_are_told_from_those_here() {
         let check = |kernels: &str, gpu: bool, alone: bool, lacks: bool| {
+            let gpu = gpu.then(|| "NVIDIA H200".to_owned());
             let here = Here { gpu, machine: "a Xeon, 2 cores".to_owned(), alone };
-            assert_eq!(here.lacks(kernels), lacks, "{kernels}, {gpu}, {alone}");
+            assert_eq!(here.lacks(true, kernels), lacks, "{kernels}, {alone}");
         };
         let (t4, epyc) = ("t4: analytic (a roofline)", "epyc-7v12-16: analytic (a roofline)");
         check(t4, false, true, true);
@@ -139,9 +142,14 @@ mod tests {
             ("a Xeon, 2 cores: measured on a Xeon, 2 cores", "a Ryzen, 8 cores: measured on it");
         check(xeon, false, true, false);
         check(xeon, true, true, true);
+        check("NVIDIA H200: measured on it", true, true, false);
+        check("NVIDIA H200: measured on it", false, true, true);
         check(other, false, true, true);
         check(other, false, false, false);
         check("mine: analytic (a roofline)", false, true, false);
+        let gpu = Some("NVIDIA H200".to_owned());
+        let both = Here { gpu, machine: "a Xeon, 2 cores".to_owned(), alone: true };
+        assert!(!both.lacks(false, xeon) && both.lacks(false, other), "Tier 2 is the cores");
     }
 
     /// Some of a workload's prompts with short completions, and its longest prompt.

@@ -1,7 +1,8 @@
-//! The profiles of this machine that were kept for later forecasts.
+//! The profiles of this machine and its GPUs that were kept for later forecasts.
 
 use crate::error::{LaunchError, counted};
 use glinthawk_compute::Isa;
+use glinthawk_compute::cuda::CudaDevice;
 use glinthawk_model::ModelConfig;
 use glinthawk_model::catalogue::cache_folder;
 use glinthawk_plan::Profile;
@@ -16,9 +17,9 @@ pub fn keep_profile(config: &ModelConfig, profile: &Profile) -> Result<PathBuf, 
     Ok(path)
 }
 
-/// The profile of this machine for such a model and this many threads, if there is one.
-pub(crate) fn kept(config: &ModelConfig, isa: Isa, threads: usize) -> Option<Profile> {
-    Profile::read(&path(config, &provenance(isa, threads)).ok()?).ok()
+/// The profile for such a model that was taken of the same thing by the same version, if there is one.
+pub(crate) fn kept(config: &ModelConfig, provenance: &Provenance) -> Option<Profile> {
+    Profile::read(&path(config, provenance).ok()?).ok()
 }
 
 fn path(config: &ModelConfig, provenance: &Provenance) -> Result<PathBuf, LaunchError> {
@@ -54,11 +55,20 @@ pub(crate) fn machine() -> String {
     format!("{name}, {}", counted(cores, "core"))
 }
 
-/// This machine, and who measures when.
-pub(crate) fn provenance(isa: Isa, threads: usize) -> Provenance {
+/// This machine's cores, and who measures when.
+pub(crate) fn of_cores(isa: Isa, threads: usize) -> Provenance {
+    provenance(machine(), isa.name().to_owned(), threads)
+}
+
+/// A GPU, and who measures when.
+pub(crate) fn of_device(device: &CudaDevice) -> Provenance {
+    provenance(device.name().to_owned(), device.kind(), 1)
+}
+
+fn provenance(machine: String, instruction_set: String, threads: usize) -> Provenance {
     Provenance {
-        machine: machine(),
-        instruction_set: isa.name().to_owned(),
+        machine,
+        instruction_set,
         threads,
         date: date(SystemTime::now()),
         version: env!("CARGO_PKG_VERSION").to_owned(),

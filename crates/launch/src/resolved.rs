@@ -157,15 +157,28 @@ impl Resolved {
         self.threads / self.layout.local_lanes.max(1)
     }
 
-    /// The engine as a forecast sees it; `None` where it is not one pipeline on CPUs of this machine, or where there
-    /// is no profile of them.
+    /// Kernel times of Tier 1 and of Tier 2, where profiles of them were kept.
+    fn kernels(&self, opened: &Opened) -> Option<[Arc<KernelTimes>; 2]> {
+        let kept = |node: usize| {
+            let cores = || profiles::of_cores(self.isa, self.lane_threads());
+            let provenance = opened.gpu_of(node).as_ref().map_or_else(cores, profiles::of_device);
+            let profile = profiles::kept(opened.model.config(), &provenance)?;
+            Some(Arc::new(KernelTimes::Measured(Box::new(profile))))
+        };
+        let tier1 = kept(0)?;
+        let tier2 = if self.layout.tier2 > 0 { kept(self.layout.slices)? } else { tier1.clone() };
+        Some([tier1, tier2])
+    }
+
+    /// The engine as a forecast sees it; `None` where it is not one pipeline on this machine, where there is no profile,
+    /// or where a GPU's own lane stands beside others.
     pub(crate) fn deployment(&self, opened: &Opened) -> Option<Deployment> {
-        if self.topology.listen.is_some() || opened.has_gpu() || self.layout.pipelines > 1 {
+        let uneven = self.topology.hybrid && opened.has_gpu();
+        if self.topology.listen.is_some() || uneven || self.layout.pipelines > 1 {
             return None;
         }
         let config = opened.model.config();
-        let kept = profiles::kept(config, self.isa, self.lane_threads())?;
-        let kernels = Arc::new(KernelTimes::Measured(Box::new(kept)));
+        let [tier1, tier2_kernels] = self.kernels(opened)?;
         let Layout { slices, tier2, local_lanes, batch, flights, chunk, .. } = self.layout;
         let (cores, processes) = (allowed_cores().len(), slices * (1 + tier2));
         let link = self.topology.link();
@@ -181,8 +194,8 @@ impl Resolved {
             lane_pages: self.lane_pages(opened).ok()??,
             whole_flights: self.layout.whole_flights,
             greedy: true,
-            tier1: Arc::clone(&kernels),
-            tier2_kernels: kernels,
+            tier1,
+            tier2_kernels,
             delay_seconds: link.delay.as_secs_f64(),
             bandwidth: link.bytes_per_second.map_or(f64::INFINITY, |rate| rate as f64),
             port: f64::INFINITY,

@@ -9,39 +9,47 @@ const SAMPLE: Duration = Duration::from_millis(2);
 /// How many neighbouring batches on either side show how much the machine was slowed.
 const NEIGHBOURS: usize = 3;
 
-/// The mean of several runs.
-pub(crate) fn mean(times: usize, mut kernel: impl FnMut() -> f64) -> f64 {
-    (0..times).map(|_| kernel()).sum::<f64>() / times as f64
+/// How long kernels are timed, and how often.
+#[derive(Clone, Copy)]
+pub(crate) struct Turns {
+    /// For all batches together.
+    pub time: Duration,
+    /// The fewest samples of each batch, even if time runs out.
+    pub samples_min: usize,
+    /// The most repetitions in one sample.
+    pub times_max: usize,
+    /// Whether the first run only warms up.
+    pub warm: bool,
 }
 
 /// Means and spreads of kernels over batches. The batches take turns, so that a slow moment of the machine spoils
 /// one sample of each instead of all samples of one. `run` runs a batch several times and returns the mean.
-pub(crate) fn sweep<const KERNELS: usize>(
+pub(crate) fn sweep<const KERNELS: usize, E>(
     batches: &[usize],
-    time: Duration,
-    samples_min: usize,
-    times_max: usize,
-    mut run: impl FnMut(usize, usize, usize) -> f64,
-) -> [Curve; KERNELS] {
+    turns: Turns,
+    mut run: impl FnMut(usize, usize, usize) -> Result<f64, E>,
+) -> Result<[Curve; KERNELS], E> {
     let started = Instant::now();
     let mut all: Vec<[Vec<f64>; KERNELS]> =
         batches.iter().map(|_| std::array::from_fn(|_| Vec::new())).collect();
-    let mut turns = 0;
-    while !batches.is_empty() && (turns < samples_min || started.elapsed() < time) {
+    let mut taken = 0;
+    while !batches.is_empty() && (taken < turns.samples_min || started.elapsed() < turns.time) {
         for (&rows, samples) in batches.iter().zip(&mut all) {
             for (kernel, samples) in samples.iter_mut().enumerate() {
                 // Run once to warm the caches and to see how many repetitions fill a sample.
-                let first = run(rows, kernel, 1).max(1e-9);
-                let times = ((SAMPLE.as_secs_f64() / first).ceil() as usize).clamp(1, times_max);
-                samples.push(if times == 1 { first } else { run(rows, kernel, times) });
+                let first = run(rows, kernel, 1)?.max(1e-9);
+                let times = (SAMPLE.as_secs_f64() / first).ceil() as usize;
+                let times = times.clamp(1, turns.times_max);
+                let again = times > 1 || turns.warm;
+                samples.push(if again { run(rows, kernel, times)? } else { first });
             }
         }
-        turns += 1;
+        taken += 1;
     }
-    std::array::from_fn(|kernel| {
+    Ok(std::array::from_fn(|kernel| {
         let samples = all.iter_mut().map(|samples| std::mem::take(&mut samples[kernel])).collect();
         points(batches, samples)
-    })
+    }))
 }
 
 /// A job takes the mean time of its kernels, but the mean of a few samples is unreliable on a shared machine. So a

@@ -132,6 +132,31 @@ impl KernelTimes {
         }
     }
 
+    /// Whether the kernels run on a device beside the host, which is free for messages meanwhile.
+    pub fn on_device(&self) -> bool {
+        matches!(self, Self::Measured(profile) if !profile.to_host.is_empty())
+    }
+
+    /// Seconds in which q, k and v of `rows` rows are copied to the host; zero where the kernels work there.
+    pub fn to_host_seconds(&self, rows: usize) -> f64 {
+        match self {
+            Self::Measured(profile) if !profile.to_host.is_empty() => {
+                interpolate(&profile.to_host, rows)
+            }
+            _ => 0.0,
+        }
+    }
+
+    /// Seconds in which attention's output of `rows` rows is copied to the device; zero likewise.
+    pub fn to_device_seconds(&self, rows: usize) -> f64 {
+        match self {
+            Self::Measured(profile) if !profile.to_device.is_empty() => {
+                interpolate(&profile.to_device, rows)
+            }
+            _ => 0.0,
+        }
+    }
+
     /// The engine's work around the kernels; zero if it was not measured.
     pub fn overheads(&self) -> Overheads {
         match self {

@@ -15,6 +15,7 @@ mod choice;
 mod cluster;
 mod configuration;
 mod cost;
+mod curve;
 mod error;
 mod estimate;
 mod forecast;

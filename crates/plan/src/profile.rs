@@ -1,11 +1,14 @@
-//! Measured kernel profiles: the JSON that `glinthawk profile` writes, and linear interpolation in it.
+//! Measured kernel profiles: the JSON that `glinthawk profile` writes.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::curve::{check_attention, check_curve, seconds_at};
 use crate::error::{PlanError, read_text, write_text};
 use crate::shape::Shape;
+
+pub use crate::curve::{AttentionCurve, Curve, Point, batch_ladder, interpolate};
 
 /// The version of the file format this code reads and writes.
 pub const PROFILE_VERSION: u32 = 2;
@@ -16,9 +19,9 @@ pub const PROFILE_VERSION: u32 = 2;
 pub struct Provenance {
     /// The machine, in words.
     pub machine: String,
-    /// Backend and instruction set, such as `x86 avx512+amx`.
+    /// What the kernels run on: an instruction set such as `amx`, or a kind of GPU such as `cuda-sm90`.
     pub instruction_set: String,
-    /// Threads the kernels ran on.
+    /// Threads the kernels ran on; 1 for a GPU, whose kernels one thread queues.
     pub threads: usize,
     /// Date, ISO 8601.
     pub date: String,
@@ -42,31 +45,6 @@ pub struct ProfileShape {
     pub feed_forward: usize,
     /// Vocabulary.
     pub vocab: usize,
-}
-
-/// One timed batch.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Point {
-    /// Rows.
-    pub batch: usize,
-    /// Median seconds of one layer's stage.
-    pub seconds: f64,
-    /// Half the distance between the first and the third quartile, in seconds.
-    pub spread: f64,
-}
-
-/// One stage over batches, ascending.
-pub type Curve = Vec<Point>;
-
-/// Attention at one context length.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AttentionCurve {
-    /// Positions each row attends to.
-    pub context: usize,
-    /// Seconds over batches.
-    pub points: Curve,
 }
 
 /// The engine's work around the kernels, in seconds of one core; all zero if it was not measured.
@@ -112,9 +90,15 @@ pub struct Profile {
     /// Append and attend, one row of each prompt, by ascending context length.
     pub attention: Vec<AttentionCurve>,
     /// Append and attend, all rows of one prompt, by ascending context length after them; if empty,
-    /// `attention` is used.
+    /// `attention` is used. On a GPU, the prompt is one of as many as fill a batch.
     #[serde(default)]
     pub prefill: Vec<AttentionCurve>,
+    /// Copying q, k and v to the host; empty where the kernels work in the host's memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub to_host: Curve,
+    /// Copying attention's output to the device; empty likewise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub to_device: Curve,
     /// What the engine does around the kernels.
     #[serde(default)]
     pub overheads: Overheads,
@@ -136,9 +120,13 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Writes the profile as JSON.
+    /// Writes the profile as JSON, a line for each field.
     pub fn write(&self, path: &Path) -> Result<(), PlanError> {
-        write_text(path, &serde_json::to_string_pretty(self).expect("a profile is plain data"))
+        let value = serde_json::to_value(self).expect("a profile is plain data");
+        let fields = value.as_object().expect("a profile has fields").iter();
+        let lines: Vec<String> =
+            fields.map(|(name, value)| format!("{}: {value}", serde_json::json!(name))).collect();
+        write_text(path, &format!("{{\n{}\n}}\n", lines.join(",\n")))
     }
 
     fn check(&self, path: &str) -> Result<(), PlanError> {
@@ -155,8 +143,10 @@ impl Profile {
         for (name, curve) in stages {
             check_curve(path, name, curve)?;
         }
-        if !self.logits.is_empty() {
-            check_curve(path, "logits", &self.logits)?;
+        let optional =
+            [("logits", &self.logits), ("to_host", &self.to_host), ("to_device", &self.to_device)];
+        for (name, curve) in optional.into_iter().filter(|(_, curve)| !curve.is_empty()) {
+            check_curve(path, name, curve)?;
         }
         if self.attention.is_empty() {
             return Err(PlanError::field(path, "attention", "has no context length"));
@@ -216,93 +206,6 @@ impl Overheads {
     }
 }
 
-fn check_attention(path: &str, name: &str, curves: &[AttentionCurve]) -> Result<(), PlanError> {
-    for (index, curve) in curves.iter().enumerate() {
-        let field = format!("{name}[{index}]");
-        if curve.context == 0 || (index > 0 && curve.context <= curves[index - 1].context) {
-            return Err(PlanError::field(
-                path,
-                format!("{field}.context"),
-                "must be above 0 and ascend",
-            ));
-        }
-        check_curve(path, &format!("{field}.points"), &curve.points)?;
-    }
-    Ok(())
-}
-
-/// Seconds at `rows` rows and `context` positions, linear in both.
-fn seconds_at(curves: &[AttentionCurve], rows: usize, context: f64) -> f64 {
-    if rows == 0 {
-        return 0.0;
-    }
-    if curves.len() == 1 {
-        return interpolate(&curves[0].points, rows) * context / curves[0].context as f64;
-    }
-    let above =
-        curves.partition_point(|curve| (curve.context as f64) < context).clamp(1, curves.len() - 1);
-    let (low, high) = (&curves[above - 1], &curves[above]);
-    let (at_low, at_high) = (interpolate(&low.points, rows), interpolate(&high.points, rows));
-    let part = (context - low.context as f64) / (high.context - low.context) as f64;
-    (at_low + (at_high - at_low) * part).max(0.0)
-}
-
-fn check_curve(path: &str, name: &str, curve: &Curve) -> Result<(), PlanError> {
-    if curve.is_empty() {
-        return Err(PlanError::field(path, name, "has no points"));
-    }
-    for (index, point) in curve.iter().enumerate() {
-        let field = |part: &str| format!("{name}[{index}].{part}");
-        if point.batch == 0 || (index > 0 && point.batch <= curve[index - 1].batch) {
-            return Err(PlanError::field(path, field("batch"), "must be above 0 and ascend"));
-        }
-        if !(point.seconds.is_finite() && point.seconds > 0.0) {
-            return Err(PlanError::field(
-                path,
-                field("seconds"),
-                format!("must be above 0, is {}", point.seconds),
-            ));
-        }
-        if !(point.spread.is_finite() && point.spread >= 0.0) {
-            return Err(PlanError::field(
-                path,
-                field("spread"),
-                format!("must not be negative, is {}", point.spread),
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Seconds at `rows`, linear between the measured batches and along the outermost pair beyond them.
-pub fn interpolate(curve: &[Point], rows: usize) -> f64 {
-    if rows == 0 {
-        return 0.0;
-    }
-    if curve.len() == 1 {
-        return curve[0].seconds * (rows as f64 / curve[0].batch as f64).max(1.0);
-    }
-    let above = curve.partition_point(|point| point.batch < rows).clamp(1, curve.len() - 1);
-    let (low, high) = (&curve[above - 1], &curve[above]);
-    let part = (rows as f64 - low.batch as f64) / (high.batch - low.batch) as f64;
-    // A first pair that falls steeply must not extrapolate below zero.
-    (low.seconds + (high.seconds - low.seconds) * part).max(0.0)
-}
-
-/// The batches a profile times: 1 to `largest` in steps of about √2 (1, 2, 3, 4, 6, 8, 12, …).
-pub fn batch_ladder(largest: usize) -> Vec<usize> {
-    let mut batches = vec![1];
-    let mut power = 2;
-    while power <= largest {
-        batches.push(power);
-        if power * 3 / 2 <= largest {
-            batches.push(power * 3 / 2);
-        }
-        power *= 2;
-    }
-    batches
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -344,23 +247,10 @@ pub(crate) mod tests {
             ],
             logits: curve(0.6),
             prefill: vec![AttentionCurve { context: 1024, points: curve(1.0) }],
+            to_host: Vec::new(),
+            to_device: Vec::new(),
             overheads: Overheads::default(),
         }
-    }
-
-    #[test]
-    fn batch_5_is_the_mean_of_4_and_6() {
-        let point = |batch, seconds| Point { batch, seconds, spread: 0.0 };
-        let curve = [point(1, 1.0), point(4, 2.0), point(6, 3.0)];
-        for (rows, expected) in [(0, 0.0), (1, 1.0), (4, 2.0), (5, 2.5), (6, 3.0), (8, 4.0)] {
-            assert_eq!(interpolate(&curve, rows), expected, "{rows} rows");
-        }
-    }
-
-    #[test]
-    fn ladder_is_the_papers() {
-        assert_eq!(batch_ladder(24), [1, 2, 3, 4, 6, 8, 12, 16, 24]);
-        assert_eq!(batch_ladder(4096).last(), Some(&4096));
     }
 
     #[test]

@@ -103,6 +103,7 @@ pub struct CudaDevice {
     /// Activations that leave with messages.
     pub(super) copies_out: Arc<CudaStream>,
     ordinal: usize,
+    name: Arc<str>,
     capability: (i32, i32),
 }
 
@@ -122,8 +123,13 @@ impl CudaDevice {
         unsafe { context.disable_event_tracking() };
         let stream = || context.new_stream().map_err(|error| unusable(&device, error));
         let (kernels, copies_in, copies_out) = (stream()?, stream()?, stream()?);
-        let capability = gpu.capability;
-        Ok(Self { context, stream: kernels, copies_in, copies_out, ordinal, capability })
+        let (name, capability) = (gpu.name.into(), gpu.capability);
+        Ok(Self { context, stream: kernels, copies_in, copies_out, ordinal, name, capability })
+    }
+
+    /// Its name, such as `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// What decides the bits of results: the kind of device.

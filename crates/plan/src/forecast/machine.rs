@@ -107,7 +107,8 @@ impl<'a> Machine<'a> {
         let cores = match deployment.place {
             Place::OneProcess { .. } => 1,
             Place::SharedCores(cores) => cores.min(processes),
-            // One more for the dispatcher.
+            // Some more for the hosts of devices, and one for the dispatcher.
+            Place::OwnMachines if deployment.tier1.on_device() => processes + slices + 1,
             Place::OwnMachines => processes + 1,
         };
         let process = |(index, nodes): (usize, _)| Process {
@@ -236,6 +237,15 @@ impl<'a> Machine<'a> {
         }
         let least = (0..self.cores.len()).min_by_key(|&core| self.cores[core].load());
         least.expect("there is a core")
+    }
+
+    /// The core on which a process sends and receives: its own, unless a device computes for it.
+    fn host_core(&self, process: usize) -> usize {
+        let Deployment { place, tier1, slices, .. } = self.deployment;
+        match *place == Place::OwnMachines && tier1.on_device() && process < slices.len() {
+            true => self.processes.len() + process,
+            false => self.processes[process].core,
+        }
     }
 
     fn in_one_process(&self) -> bool {

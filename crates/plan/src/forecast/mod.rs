@@ -148,6 +148,7 @@ mod tests {
     use crate::calculus::NetworkLink;
     use crate::kernels::KernelTimes;
     use crate::profile::tests::linear;
+    use crate::profile::{Point, Profile};
     use crate::shape::Shape;
 
     fn deployment(tier2: usize, place: Place) -> Deployment {
@@ -207,6 +208,19 @@ mod tests {
         // One token in and five out: five steps of four layers.
         let added = seconds(&far, 1, 1, 5) - seconds(&near, 1, 1, 5);
         assert!((added - 5.0 * 4.0 * 0.02).abs() < 1e-9, "{added}");
+    }
+
+    #[test]
+    fn a_devices_copies_are_part_of_the_way() {
+        let without = deployment(1, Place::OwnMachines);
+        let KernelTimes::Measured(profile) = &*without.tier1 else { unreachable!() };
+        let copies = |seconds| vec![Point { batch: 8, seconds, spread: 0.0 }];
+        let (to_host, to_device) = (copies(0.01), copies(0.02));
+        let profile = Box::new(Profile { to_host, to_device, ..*profile.clone() });
+        let tier1 = Arc::new(KernelTimes::Measured(profile));
+        let with = Deployment { tier1, ..without.clone() };
+        let added = seconds(&with, 1, 1, 5) - seconds(&without, 1, 1, 5);
+        assert!((added - 5.0 * 4.0 * 0.03).abs() < 1e-9, "{added}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::super::Deployment;
 use super::super::network::Way;
 use super::{After, Event, Machine};
-use glinthawk_protocol::{NodeAddress, Parcel};
+use glinthawk_protocol::{NodeAddress, Parcel, ShardId};
 
 /// A parcel under way.
 pub(super) struct Transit {
@@ -59,7 +59,7 @@ impl Machine<'_> {
             _ => {}
         }
         let core_of = |machine: &Self, process: Option<usize>| match process {
-            Some(process) => machine.processes[process].core,
+            Some(process) => machine.host_core(process),
             None => machine.dispatcher_core(),
         };
         let (from_core, to_core) = (core_of(self, from), core_of(self, receiver));
@@ -88,9 +88,21 @@ impl Machine<'_> {
     }
 
     pub(super) fn sent(&mut self, index: usize) {
-        let &Transit { bytes, count, way, .. } = self.under_way(index);
+        let Transit { bytes, count, way, parcel, .. } = self.under_way(index);
+        let (bytes, count, way, shard) = (*bytes, *count, *way, parcel.step().shard);
         let at = self.network.cross(self.deployment, way, self.now_seconds, bytes, count);
-        self.schedule(at, Event::Arrived(index));
+        let copied = count * self.copy_seconds(way, shard);
+        self.schedule(at + copied, Event::Arrived(index));
+    }
+
+    /// Seconds in which a shard is copied out of Tier 1's device or into it, beside the device's kernels.
+    fn copy_seconds(&mut self, way: Way, shard: ShardId) -> f64 {
+        let (rows, kernels) = (self.shard(shard).rows, &self.deployment.tier1);
+        match way {
+            Way::Tiers { back: false, .. } => kernels.to_host_seconds(rows),
+            Way::Tiers { back: true, .. } => kernels.to_device_seconds(rows),
+            _ => 0.0,
+        }
     }
 
     /// A message waits until its receiver's core has woken or another process leaves it. The wait is usually short and

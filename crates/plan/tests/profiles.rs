@@ -1,0 +1,100 @@
+//! The measured profiles that ship with the planner, and forecasts from them beside what was measured.
+
+use glinthawk_model::ModelConfig;
+use glinthawk_plan::profile::{Point, interpolate};
+use glinthawk_plan::{
+    Deployment, KernelTimes, NetworkLink, Place, Profile, Shape, Workload, forecast,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How far measurements may fall where they should rise.
+const NOISE: f64 = 0.03;
+/// How far a forecast may be off.
+const ERROR_MAX: f64 = 0.1;
+/// Memory that an H200 has for contexts beside the 8B shape.
+const CONTEXT_BYTES: f64 = 110e9;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("data/profiles")
+}
+
+/// A profile and the shape of its model.
+fn read(name: &str) -> (Profile, Shape) {
+    let path = folder().join(format!("{name}.json"));
+    let profile = Profile::read(&path).expect("a valid profile");
+    let model = profile.shape.model.strip_prefix("dummy:").expect("a dummy model").to_owned();
+    let shape = Shape::of(&model, &ModelConfig::shape(&model).expect("a known shape"));
+    profile.check_shape(name, &shape).expect("the shape it was measured for");
+    (profile, shape)
+}
+
+fn check_rises(name: &str, curve: &[Point], from: usize) {
+    for pair in curve.windows(2).filter(|pair| pair[0].batch >= from) {
+        let [low, high] = pair else { unreachable!() };
+        assert!(high.seconds > low.seconds * (1.0 - NOISE), "{name}: {low:?}, {high:?}");
+    }
+}
+
+#[test]
+fn times_rise_with_rows_and_contexts() {
+    for name in ["h200-llama3-8b", "xeon-amx-16-smollm2-135m", "xeon-amx-16-llama3-8b"] {
+        let (profile, _) = read(name);
+        // Below that, reading the weights takes as long as computing, and other kernels are chosen.
+        for curve in [&profile.pre, &profile.post, &profile.fused, &profile.classify] {
+            check_rises(name, curve, 128);
+        }
+        for curve in &profile.attention {
+            check_rises(name, &curve.points, 16);
+        }
+        for pair in profile.attention.windows(2).filter(|pair| pair[0].context >= 64) {
+            for point in &pair[1].points {
+                let shorter = interpolate(&pair[0].points, point.batch);
+                let rises = point.seconds > shorter * (1.0 - NOISE);
+                assert!(rises, "{name}: {} {point:?}", pair[1].context);
+            }
+        }
+        let on_gpu = profile.provenance.instruction_set.starts_with("cuda-");
+        assert_eq!(KernelTimes::Measured(Box::new(profile)).on_device(), on_gpu);
+    }
+}
+
+#[test]
+fn forecasts_are_near_what_was_measured() {
+    let runs = std::fs::read_to_string(folder().join("runs.csv")).expect("it is there");
+    for run in runs.lines().skip(1) {
+        let (name, numbers) = run.split_once(',').expect("a profile, then numbers");
+        let numbers: Vec<usize> =
+            numbers.split(',').map(|number| number.parse().expect("a number")).collect();
+        let [prompts, input, output, batch, chunk, context_max, measured] = numbers[..] else {
+            panic!("{run}")
+        };
+        let (profile, shape) = read(name);
+        let kernels = Arc::new(KernelTimes::Measured(Box::new(profile)));
+        let page_bytes = shape.page_bytes(shape.layers);
+        let deployment = Deployment {
+            slices: vec![shape.layers],
+            tier2: 0,
+            local_lane: true,
+            batch: batch as u32,
+            flights: 1,
+            chunk: chunk as u32,
+            context_max: context_max as u32,
+            lane_pages: (CONTEXT_BYTES / page_bytes) as u32,
+            whole_flights: false,
+            greedy: true,
+            tier1: Arc::clone(&kernels),
+            tier2_kernels: kernels,
+            delay_seconds: 0.0,
+            bandwidth: f64::INFINITY,
+            port: f64::INFINITY,
+            hop: NetworkLink { rtt_seconds: 0.0, bandwidth: f64::INFINITY },
+            place: Place::OneProcess { lanes: 1 },
+            shape,
+        };
+        let job = Workload::uniform(input, output, prompts).expect("valid");
+        let rate = forecast(&deployment, &job, None).tokens_per_second();
+        let off = rate / measured as f64 - 1.0;
+        assert!(off.abs() < ERROR_MAX, "{run}: {rate:.0}, {:+.1}%", 100.0 * off);
+    }
+}
