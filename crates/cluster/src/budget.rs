@@ -43,7 +43,7 @@ impl Budget {
                 (_, wanted) => wanted.unwrap_or(worker.offer.memory_bytes),
             };
             let memory = offered.min(left);
-            let pages = layout.pages(config, worker.slice, memory)?;
+            let pages = layout.pages(config, (worker.slice, lane), memory)?;
             let fewest = &mut lane_pages[lane as usize];
             *fewest = (*fewest).min(pages);
             memory_bytes_min = memory_bytes_min.min(memory);
@@ -84,26 +84,116 @@ fn beside_contexts(layout: &Layout, config: &ModelConfig, worker: &Placed<'_>) -
         true => layout.slice(config, worker.slice),
         false => SliceSpec::nothing(),
     };
-    let contexts = layout.contexts(config, worker.slice, 0);
-    cuda::bytes_beside_pages(config, &held, &contexts) as u64
+    let contexts = layout.contexts(config, (worker.slice, worker.lane.unwrap_or(0)), 0);
+    // q, k, v and attention of every row in the air, in buffers of up to twice their size.
+    let rows = held.slab_rows.max(contexts.slots);
+    let travelling = rows * 2 * 2 * (config.qkv_width() + config.query_width());
+    (cuda::bytes_beside_pages(config, &held, &contexts) + travelling) as u64
 }
 
 /// What would fit on a GPU that a slice does not fit on: smaller batches, or more slices.
 pub fn gpu_remedy(layout: &Layout, config: &ModelConfig, free_bytes: u64) -> String {
     let fits = |layout: &Layout| {
-        let contexts = layout.contexts(config, 0, 0);
+        let contexts = layout.contexts(config, (0, 0), 0);
         let beside = cuda::bytes_beside_pages(config, &layout.slice(config, 0), &contexts) as u64;
         let longest = layout.pages_for(layout.context_max) * layout.page_bytes(config, 0);
         beside + longest <= free_bytes
     };
     let halved = std::iter::successors(Some(layout.batch / 2), |batch| Some(batch / 2));
     let mut batches = halved.take_while(|batch| *batch > 0);
-    if let Some(batch) = batches.find(|&batch| fits(&Layout { batch, ..layout.clone() })) {
+    let smaller = |batch: u32| {
+        let own_batch = layout.own_batch.map(|own| own.min(batch));
+        Layout { batch, own_batch, ..layout.clone() }
+    };
+    if let Some(batch) = batches.find(|&batch| fits(&smaller(batch))) {
         return format!("--batch {batch} would fit");
     }
     let mut slices = layout.slices + 1..=config.layers;
     match slices.find(|&slices| fits(&Layout { slices, ..layout.clone() })) {
         Some(slices) => format!("--tier1 {slices} would fit, on as many such GPUs"),
         None => "it does not fit in any number of slices".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::GpuOffer;
+
+    const GIB: u64 = 1 << 30;
+
+    fn layout(slices: usize, tier2: usize) -> Layout {
+        Layout {
+            pipelines: 1,
+            slices,
+            tier2,
+            local_lanes: usize::from(tier2 == 0),
+            batch: 64,
+            flights: 3,
+            own_batch: None,
+            chunk: 64,
+            page_positions: 16,
+            context_max: 1024,
+            context_type: ContextType::Bf16,
+            whole_flights: false,
+        }
+    }
+
+    /// A worker with memory for contexts, perhaps on a GPU of this number with free memory.
+    fn offer(memory_bytes: u64, gpu: Option<(u8, u64)>) -> Offer {
+        Offer {
+            tier: None,
+            place: None,
+            threads: 1,
+            kind: String::new(),
+            gpu: gpu.map(|(number, free_bytes)| GpuOffer { uuid: [number; 16], free_bytes }),
+            memory_bytes,
+            page_positions: vec![16],
+            port: 0,
+        }
+    }
+
+    /// Least memory for contexts, in GiB, of the slices of a 70B model, each on an offer; or what is wrong.
+    fn check(offers: &[Offer], wanted: Option<u64>, expected: Result<u64, &str>) {
+        let config = ModelConfig::shape("llama2-70b").expect("a known shape");
+        let placed = offers.iter().enumerate().map(|(slice, offer)| Placed {
+            offer,
+            slice,
+            has_weights: true,
+            lane: Some(0),
+        });
+        let placed: Vec<_> = placed.collect();
+        let budget = Budget::new(&layout(offers.len(), 0), &config, wanted, &placed);
+        match (budget, expected) {
+            (Ok(budget), Ok(gib)) => assert_eq!(budget.memory_bytes_min / GIB, gib),
+            (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
+            (found, _) => panic!("{:?}", found.map(|budget| budget.memory_bytes_min)),
+        }
+    }
+
+    #[test]
+    fn contexts_have_what_weights_leave_of_a_gpu() {
+        let all = |gpu| offer(u64::MAX, Some(gpu));
+        check(&[all((0, 141 * GIB))], None, Ok(11));
+        check(&[all((0, 141 * GIB))], Some(2 * GIB), Ok(2));
+        check(&[offer(3 * GIB, Some((0, 141 * GIB)))], None, Ok(3));
+        check(&[offer(5 * GIB, None)], None, Ok(5));
+        check(&[offer(5 * GIB, None)], Some(7 * GIB), Ok(7));
+        // Two slices on one GPU share what is left; two GPUs do not.
+        check(&[all((0, 141 * GIB)), all((0, 141 * GIB))], None, Ok(5));
+        check(&[all((0, 80 * GIB)), all((1, 80 * GIB))], None, Ok(14));
+    }
+
+    #[test]
+    fn what_does_not_fit_says_what_would() {
+        let all = |gpu| offer(u64::MAX, Some(gpu));
+        check(
+            &[all((0, 80 * GIB))],
+            None,
+            Err("too little: --tier1 2 would fit, on as many such GPUs"),
+        );
+        check(&[all((0, 30 * GIB))], None, Err("--tier1 5 would fit"));
+        let shared = [all((0, 80 * GIB)), all((0, 80 * GIB))];
+        check(&shared, None, Err("2 nodes share it"));
     }
 }

@@ -74,6 +74,8 @@ pub struct GpuOffer {
 
 impl GpuOffer {
     pub(crate) fn of(device: &CudaDevice) -> Result<Self, ComputeError> {
+        // What an earlier job gave back is free once all work is done.
+        device.synchronize()?;
         Ok(Self { uuid: device.uuid()?, free_bytes: device.memory_free_bytes()? })
     }
 }

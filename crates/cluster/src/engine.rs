@@ -293,6 +293,7 @@ mod tests {
             local_lanes: lanes,
             batch: 4,
             flights: 1,
+            own_batch: None,
             chunk: 4,
             context_max: 64,
             page_positions: 16,

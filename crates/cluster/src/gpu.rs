@@ -29,7 +29,7 @@ impl GpuFabric {
     pub fn limits(layout: &Layout, pages: u32) -> StepLimits {
         StepLimits {
             rows: layout.rows_max(),
-            slots: layout.slots() as usize,
+            slots: layout.lane_shape(0).slots() as usize,
             pages: pages as usize,
             context: layout.context_max as usize,
         }

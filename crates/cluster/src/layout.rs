@@ -2,9 +2,9 @@
 
 use crate::error::ClusterError;
 use glinthawk_compute::{ContextSpec, ContextType, CpuContext, SliceSpec};
-use glinthawk_flight::pages_for;
+use glinthawk_flight::{ShardId, pages_for};
 use glinthawk_model::{ModelConfig, even_slices};
-use glinthawk_protocol::{DispatcherConfig, Merge, OVERSUBSCRIPTION, lane_pages};
+use glinthawk_protocol::{DispatcherConfig, LaneShape, Merge, OVERSUBSCRIPTION, lane_pages};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -53,6 +53,9 @@ pub struct Layout {
     pub batch: u32,
     /// Flights in the air.
     pub flights: u32,
+    /// Rows of each flight on the Tier-1 nodes' own lane, if they are GPUs and the other lanes are not: it is so much
+    /// faster that it has one flight for each slice. Of one pipeline only.
+    pub own_batch: Option<u32>,
     /// Prefill rows of one prompt in a step.
     pub chunk: u32,
     /// Positions of a page.
@@ -125,19 +128,34 @@ impl Layout {
         node_name((self.pipelines > 1).then_some(pipeline), slice, lane)
     }
 
-    /// Context slots of every lane.
-    pub fn slots(&self) -> u32 {
-        self.flights * self.batch
+    fn own_lane(&self) -> Option<LaneShape> {
+        self.own_batch.map(|batch| LaneShape { flights: self.slices as u32, batch })
+    }
+
+    /// Flights and rows of a lane.
+    pub fn lane_shape(&self, lane: u32) -> LaneShape {
+        let usual = LaneShape { flights: self.flights, batch: self.batch };
+        self.own_lane().filter(|_| lane == 0).unwrap_or(usual)
+    }
+
+    fn lane_shapes(&self) -> impl Iterator<Item = LaneShape> {
+        (0..self.lanes() as u32).map(|lane| self.lane_shape(lane))
     }
 
     /// Rows of every Tier-1 node's slab.
     pub fn slab_rows(&self) -> usize {
-        self.slots() as usize * self.lanes()
+        self.lane_shapes().map(|shape| shape.slots() as usize).sum()
+    }
+
+    /// Where a shard's rows begin in the slab of a node that has the lanes from `first_lane` on.
+    pub fn slab_start(&self, shard: ShardId, first_lane: u32) -> usize {
+        let before = (first_lane..shard.lane).map(|lane| self.lane_shape(lane).slots());
+        (before.sum::<u32>() + shard.flight * self.lane_shape(shard.lane).batch) as usize
     }
 
     /// Rows in one Tier-1 batch at most.
     pub fn rows_max(&self) -> usize {
-        self.batch as usize * self.lanes()
+        self.lane_shapes().map(|shape| shape.batch as usize).sum()
     }
 
     /// When shards are ready for Tier 1.
@@ -164,12 +182,13 @@ impl Layout {
     pub fn pages(
         &self,
         config: &ModelConfig,
-        slice: usize,
+        (slice, lane): (usize, u32),
         memory_bytes: u64,
     ) -> Result<u32, ClusterError> {
         let page_bytes = self.page_bytes(config, slice);
         let held = memory_bytes / page_bytes;
-        let pages = lane_pages(held, self.context_max, self.slots().into(), self.page_positions);
+        let slots = self.lane_shape(lane).slots();
+        let pages = lane_pages(held, self.context_max, slots.into(), self.page_positions);
         pages.ok_or(ClusterError::ContextMemory {
             context_max: self.context_max,
             needed_bytes: self.pages_for(self.context_max) * page_bytes,
@@ -190,15 +209,21 @@ impl Layout {
     }
 
     /// The contexts of a slice's attention worker that has so many pages.
-    pub fn contexts(&self, config: &ModelConfig, slice: usize, pages: u32) -> ContextSpec {
+    pub fn contexts(
+        &self,
+        config: &ModelConfig,
+        (slice, lane): (usize, u32),
+        pages: u32,
+    ) -> ContextSpec {
+        let shape = self.lane_shape(lane);
         ContextSpec {
             layers: self.layers(config.layers, slice).len(),
             pages: pages as usize,
             page_positions: self.page_positions,
             context_type: self.context_type,
-            slots: self.slots() as usize,
+            slots: shape.slots() as usize,
             context_max: self.context_max as usize,
-            batch_rows: self.batch as usize,
+            batch_rows: shape.batch as usize,
         }
     }
 
@@ -207,6 +232,7 @@ impl Layout {
         DispatcherConfig {
             flights: self.flights,
             batch: self.batch,
+            own_lane: self.own_lane(),
             chunk: self.chunk,
             lane_pages,
             page_positions: self.page_positions,
@@ -230,6 +256,7 @@ mod tests {
             local_lanes: 1,
             batch: 256,
             flights: 1,
+            own_batch: None,
             chunk: 1,
             page_positions: 16,
             context_max: 1024,
@@ -263,6 +290,20 @@ mod tests {
             1,
             "two lanes could not hold a longest context each"
         );
+    }
+
+    #[test]
+    fn shards_stand_apart_in_the_slab() {
+        let check = |own_batch, expected: &[(u32, u32, usize)]| {
+            let layout =
+                Layout { slices: 2, tier2: 2, batch: 10, flights: 3, own_batch, ..layout() };
+            for &(lane, flight, start) in expected {
+                assert_eq!(layout.slab_start(ShardId { flight, lane }, 0), start, "{own_batch:?}");
+            }
+            layout.slab_rows()
+        };
+        assert_eq!(check(None, &[(0, 0, 0), (0, 2, 20), (1, 0, 30), (2, 2, 80)]), 90);
+        assert_eq!(check(Some(7), &[(0, 1, 7), (1, 0, 14), (1, 2, 34), (2, 2, 64)]), 74);
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl LocalFabric {
             let plan = LanePlan {
                 config: model.config().clone(),
                 layout: layout.clone(),
-                place: Tier1Place { first_lane: lane as u32, lanes: 1, lanes_here: 1, ..place },
+                place: place.of_lane(layout, lane as u32),
                 lane,
                 pages,
                 kernels: Kernels { isa: kernels.isa, threads },
@@ -216,7 +216,8 @@ impl Stack {
             _ = keep_to_cores(&cores);
         }
         let backend = kernels.backend(&layout)?;
-        let weights = weights.beside(Arc::clone(&backend.threads), layout.slots() as usize)?;
+        let slots = layout.lane_shape(lane as u32).slots() as usize;
+        let weights = weights.beside(Arc::clone(&backend.threads), slots)?;
         let (id, trace) = ((0, lane as u32), place.trace);
         let tier2 = nodes::tier2(backend.clone(), id, pages, trace, &layout, &config)?;
         backend.threads.pin_caller();

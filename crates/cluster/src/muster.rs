@@ -35,6 +35,8 @@ pub struct ClusterSpec<'a> {
     pub model_name: String,
     /// The best instruction set that a node on a CPU may use; `None` leaves each its own best.
     pub isa: Option<Isa>,
+    /// Rows of each flight on a GPU's own lane beside slower ones.
+    pub own_batch: u32,
     /// Memory for contexts of each attention worker, at most what a GPU has left; `None` takes what each offers.
     pub context_memory_bytes: Option<u64>,
     /// Artificial link between the tiers.
@@ -108,6 +110,10 @@ impl Muster {
         }
         let (tier1, tier2) = self.cast(&layout)?;
         layout.page_positions = self.settle_pages(&layout, &tier1, &tier2)?;
+        let has_gpu = |peer: &Peer| self.offer(*peer).gpu.is_some();
+        let is_ahead = tier1.iter().all(has_gpu) && !tier2.iter().flatten().any(has_gpu);
+        let is_hybrid = layout.pipelines == 1 && layout.local_lanes > 0 && layout.tier2 > 0;
+        layout.own_batch = (is_hybrid && is_ahead).then_some(spec.own_batch);
         let mut placed = Vec::new();
         for (index, (&peer, workers)) in tier1.iter().zip(&tier2).enumerate() {
             let (pipeline, slice) = (index / layout.slices, index % layout.slices);

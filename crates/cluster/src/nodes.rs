@@ -36,10 +36,9 @@ pub(crate) fn tier1<B: Backend>(
     config: &ModelConfig,
 ) -> (Tier1Node<PayloadOf<B>>, Tier1Kernels<B>) {
     let layers = layout.layers(config.layers, place.slice).len() as u32;
-    let rows_max = (place.lanes * place.batch) as usize;
-    let node = Tier1Node::new(layers, rows_max, layout.merge());
+    let node = Tier1Node::new(layers, place.rows_max, layout.merge());
     let name = layout.node_name(place.pipeline, place.slice, None);
-    (node, Tier1Kernels::new(name, backend, weights, place, layers, config))
+    (node, Tier1Kernels::new(name, backend, weights, place, layout, config))
 }
 
 /// The Tier-2 node of a slice and lane, with room for `pages` pages.
@@ -51,12 +50,13 @@ pub(crate) fn tier2<B: Backend>(
     layout: &Layout,
     config: &ModelConfig,
 ) -> Result<(Tier2Node<PayloadOf<B>>, Tier2Kernels<B>), ClusterError> {
-    let context = backend.context(config, &layout.contexts(config, slice, pages))?;
+    let context = backend.context(config, &layout.contexts(config, (slice, lane), pages))?;
     let name = layout.node_name(layout.pipeline_of(lane), slice, Some(lane));
     let width = config.query_width();
     let page_positions = layout.page_positions;
     let kernels = Tier2Kernels::new(name, backend, context, (width, page_positions), trace);
-    Ok((Tier2Node::new(layout.slots(), pages, layout.page_positions), kernels))
+    let slots = layout.lane_shape(lane).slots();
+    Ok((Tier2Node::new(slots, pages, page_positions), kernels))
 }
 
 /// Whether what follows from started work is only for kernels of the same device. Tokens are for the dispatcher.

@@ -294,9 +294,10 @@ impl<B: Backend> Server<'_, B> {
     /// Whether a launch fits the slab and the vocabulary.
     fn fits(&self, launch: &Launch) -> bool {
         let role = &self.station.role;
-        launch.step.shard.flight < role.layout.flights
+        let shape = role.layout.lane_shape(launch.step.shard.lane);
+        launch.step.shard.flight < shape.flights
             && self.has_lane(launch.step.shard.lane)
-            && launch.rows.len() <= role.layout.batch as usize
+            && launch.rows.len() <= shape.batch as usize
             && launch.rows.iter().all(|row| (row.token as usize) < role.config.vocab)
     }
 

@@ -24,12 +24,10 @@ pub(crate) struct Tier1Place {
     pub last: bool,
     /// First of the lanes whose shards come here.
     pub first_lane: u32,
-    /// How many lanes those are.
-    pub lanes: u32,
     /// How many of them, from the first, attend on this node's device.
     pub lanes_here: u32,
-    /// Rows of a shard at most.
-    pub batch: u32,
+    /// Rows of a batch at most.
+    pub rows_max: usize,
     /// Whether a timeline is recorded.
     pub trace: bool,
 }
@@ -43,11 +41,16 @@ impl Tier1Place {
             first: slice == 0,
             last: slice + 1 == layout.slices,
             first_lane: layout.lanes_of(pipeline).start,
-            lanes: layout.lanes() as u32,
             lanes_here: layout.local_lanes as u32,
-            batch: layout.batch,
+            rows_max: layout.rows_max(),
             trace,
         }
+    }
+
+    /// The same place for one lane alone.
+    pub fn of_lane(self, layout: &Layout, lane: u32) -> Self {
+        let rows_max = layout.lane_shape(lane).batch as usize;
+        Self { first_lane: lane, lanes_here: 1, rows_max, ..self }
     }
 }
 
@@ -56,6 +59,7 @@ pub(crate) struct Tier1Kernels<B: Backend> {
     backend: B,
     weights: B::Weights,
     place: Tier1Place,
+    layout: Layout,
     layers: u32,
     hidden: usize,
     qkv_width: usize,
@@ -63,13 +67,13 @@ pub(crate) struct Tier1Kernels<B: Backend> {
 }
 
 impl<B: Backend> Tier1Kernels<B> {
-    /// Kernels of the slice at `place`, which has `layers` layers.
+    /// Kernels of the slice at `place`.
     pub fn new(
         name: String,
         backend: B,
         weights: B::Weights,
         place: Tier1Place,
-        layers: u32,
+        layout: &Layout,
         config: &ModelConfig,
     ) -> Self {
         Self {
@@ -77,7 +81,8 @@ impl<B: Backend> Tier1Kernels<B> {
             backend,
             weights,
             place,
-            layers,
+            layers: layout.layers(config.layers, place.slice).len() as u32,
+            layout: layout.clone(),
             hidden: config.hidden,
             qkv_width: config.qkv_width(),
         }
@@ -113,10 +118,7 @@ impl<B: Backend> Tier1Kernels<B> {
     }
 
     fn slab(&self, launch: &Launch) -> Range<usize> {
-        let shard = launch.step.shard;
-        let lane = shard.lane - self.place.first_lane;
-        let start = (shard.flight * self.place.lanes + lane) * self.place.batch;
-        let start = start as usize;
+        let start = self.layout.slab_start(launch.step.shard, self.place.first_lane);
         start..start + launch.rows.len()
     }
 

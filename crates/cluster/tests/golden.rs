@@ -228,6 +228,7 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
         local_lanes: 2,
         batch: 24,
         flights: 2,
+        own_batch: None,
         chunk: 20,
         context_max: 2048,
         page_positions: PAGE_POSITIONS,
@@ -235,7 +236,7 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
         whole_flights: false,
     };
     let kernels = Kernels { isa: Isa::detect(), threads: 2 };
-    let pages = layout.pages(model.config(), 0, 128 << 20).expect("a context fits");
+    let pages = layout.pages(model.config(), (0, 0), 128 << 20).expect("a context fits");
     let load = || {
         LocalFabric::load(&model, &layout, pages, kernels, false, &mut |_, _| ())
             .expect("the engine loads")

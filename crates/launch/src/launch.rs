@@ -102,6 +102,7 @@ fn launch_cluster(
         identity: opened.weights_identity(tell),
         model_name: resolved.model.clone(),
         isa: resolved.isa_wanted,
+        own_batch: resolved.own_batch,
         context_memory_bytes: resolved.memory_wanted_bytes,
         link: topology.link(),
         trace: resolved.trace,

@@ -36,6 +36,8 @@ pub struct Resolved {
     /// Memory for contexts of each process that attends on a CPU, or of the one process; `None` where every worker says
     /// how much it has.
     pub memory_bytes: Option<u64>,
+    /// Rows of each flight on a GPU's own lane beside slower ones.
+    pub own_batch: u32,
     /// Memory for contexts that was asked for.
     pub memory_wanted_bytes: Option<u64>,
     /// Which processes there are.
@@ -72,6 +74,7 @@ impl Resolved {
             local_lanes: usize::from(topology.hybrid || tier2 == 0),
             batch: specification.batch.unwrap_or(batch),
             flights: specification.flights.unwrap_or(flights_default(tier1 as u32, alone)),
+            own_batch: None,
             chunk: specification.chunk,
             context_max: specification.context_max.unwrap_or(config.context_max as u32),
             page_positions: match opened.device {
@@ -100,6 +103,7 @@ impl Resolved {
             isa_wanted: specification.isa,
             threads,
             memory_bytes,
+            own_batch: specification.batch.unwrap_or(GPU_NODE_BATCH),
             memory_wanted_bytes: wanted,
             topology: topology.clone(),
             trace: specification.trace,
@@ -112,7 +116,7 @@ impl Resolved {
         // The lanes of one process share its memory. In a cluster, a process has one lane. The first slice has the most
         // layers, so the fewest pages.
         let lanes = self.layout.local_lanes.max(1) as u64;
-        let pages = |bytes: u64| self.layout.pages(opened.model.config(), 0, bytes / lanes);
+        let pages = |bytes: u64| self.layout.pages(opened.model.config(), (0, 0), bytes / lanes);
         self.memory_bytes.map(pages).transpose()
     }
 
@@ -291,6 +295,37 @@ mod tests {
             wanted.topology.tier1 = Some(2);
         };
         check(elsewhere, (2, 2, 2, 256, 6));
+    }
+
+    /// The devices of local processes with these options.
+    fn check_devices(given: &str, (tier1, tier2): (u32, u32), expected: &str) {
+        let given: Vec<Device> = given.split(',').map(|one| one.parse().expect("valid")).collect();
+        let specification = Specification {
+            device: given[0],
+            topology: Topology {
+                tier1: Some(tier1),
+                tier2: Some(tier2),
+                devices: if given.len() > 1 { given } else { Vec::new() },
+                ..Topology::default()
+            },
+            ..Specification::new("dummy:tiny")
+        };
+        let devices = match specification.local_devices() {
+            Ok(devices) => devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+            Err(error) => error.to_string(),
+        };
+        assert!(devices.starts_with(expected), "{devices}");
+    }
+
+    #[test]
+    fn local_nodes_have_devices() {
+        check_devices("auto", (1, 1), "cpu,cpu");
+        check_devices("cuda:0", (1, 1), "cuda:0,cpu");
+        check_devices("cuda:1", (2, 1), "cuda:1,cuda:2,cpu,cpu");
+        check_devices("cuda:0,cuda:0", (2, 1), "cuda:0,cuda:0,cpu,cpu");
+        check_devices("cpu,cuda:0", (1, 1), "cpu,cuda:0");
+        check_devices("cuda:0,cuda:1", (1, 2), "--device lists 2 devices: give one for each of 1");
+        check_devices("cuda:0,auto", (2, 0), "a list of devices has");
     }
 
     #[test]

@@ -77,6 +77,7 @@ fn protocol_seconds(configuration: &Configuration, steps: u32) -> f64 {
         dispatcher: DispatcherConfig {
             flights,
             batch,
+            own_lane: None,
             chunk: 1,
             lane_pages: vec![pages; lanes],
             page_positions: 16,

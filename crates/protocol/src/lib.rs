@@ -14,7 +14,7 @@ mod timeline;
 pub mod virtual_time;
 
 pub use dispatcher::{
-    Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats,
+    Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats, LaneShape,
     OVERSUBSCRIPTION, PromptStanding, Rejection, lane_pages,
 };
 pub use driver::{Compute, Driver, Outgoing, Started};

@@ -118,6 +118,7 @@ fn scenario(seed: u64) -> (DispatcherConfig, Vec<(usize, Prompt)>) {
     let config = DispatcherConfig {
         flights: random.within(1, 2) as u32,
         batch: random.within(1, 24) as u32,
+        own_lane: None,
         chunk: random.within(1, 40) as u32,
         lane_pages: vec![random.within(pages, pages * 8) as u32],
         context_max,
@@ -169,6 +170,7 @@ fn a_step_is_launched_ahead_of_every_token_but_the_first() {
     let config = DispatcherConfig {
         flights: 1,
         batch: 8,
+        own_lane: None,
         chunk: 8,
         lane_pages: vec![64],
         context_max: 128,

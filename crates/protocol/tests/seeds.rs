@@ -9,7 +9,9 @@ use glinthawk_flight::Row;
 use glinthawk_protocol::virtual_time::{
     Costs, Death, Garble, Mishap, SimulatedCluster, Stop, VirtualRun, Wire, model, run,
 };
-use glinthawk_protocol::{Completion, DispatcherConfig, Finish, Merge, Prompt, Sampling, Stage};
+use glinthawk_protocol::{
+    Completion, DispatcherConfig, Finish, LaneShape, Merge, Prompt, Sampling, Stage,
+};
 use std::collections::BTreeMap;
 
 /// A small seeded generator (splitmix64).
@@ -91,6 +93,10 @@ fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
         dispatcher: DispatcherConfig {
             flights: random.within(1, 4) as u32,
             batch: random.within(1, 24) as u32,
+            own_lane: (random.within(0, 3) == 0).then(|| LaneShape {
+                flights: random.within(1, 3) as u32,
+                batch: random.within(1, 24) as u32,
+            }),
             chunk: random.within(1, 40) as u32,
             lane_pages: (0..lanes)
                 .map(|_| random.within(pages_min, pages_min * 8) as u32)

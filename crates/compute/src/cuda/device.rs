@@ -155,7 +155,7 @@ impl CudaDevice {
     }
 
     /// Waits for everything that it was given.
-    pub(super) fn synchronize(&self) -> Result<(), ComputeError> {
+    pub fn synchronize(&self) -> Result<(), ComputeError> {
         self.stream.synchronize().map_err(self.failed("finish its work"))
     }
 

@@ -132,6 +132,7 @@ impl<'a> Machine<'a> {
             dispatcher: Dispatcher::new(DispatcherConfig {
                 flights: deployment.flights,
                 batch: deployment.batch,
+                own_lane: None,
                 chunk: deployment.chunk,
                 lane_pages: vec![deployment.lane_pages; lanes],
                 page_positions: PAGE_POSITIONS,

@@ -29,6 +29,7 @@ impl Dispatcher {
         if open.is_empty() {
             return;
         }
+        self.recall(&open);
         let mut manifests: BTreeMap<ShardId, Manifest> = BTreeMap::new();
         for shard in open {
             manifests.insert(shard, Manifest::default());
@@ -84,11 +85,8 @@ impl Dispatcher {
         if self.queue.is_empty() {
             return;
         }
-        let mut committed: Vec<u64> = vec![0; self.lanes.len()];
-        for (shard, state) in &self.shards {
-            let pages = state.seated.iter().map(|id| u64::from(self.pages_committed(*id)));
-            committed[shard.lane as usize] += pages.sum::<u64>();
-        }
+        let mut committed: Vec<u64> =
+            (0..self.lanes.len() as u32).map(|lane| self.committed(lane)).collect();
         while let Some(&(_, id)) = self.queue.first() {
             let expected = self.pages_expected(&self.entries[&id]);
             let Some(shard) = self.shard_for(expected, &committed, manifests) else { return };
@@ -116,17 +114,27 @@ impl Dispatcher {
     }
 
     /// The shard at home that should take a waiting prompt, if one can. `committed` is how many
-    /// pages the prompts of each lane are expected to need in the end.
+    /// pages the prompts of each lane are expected to need in the end. A prompt that fits lane 0 waits for it if that is
+    /// much faster.
     fn shard_for(
         &self,
         expected: u32,
         committed: &[u64],
         manifests: &BTreeMap<ShardId, Manifest>,
     ) -> Option<ShardId> {
-        let rows_max = self.config.batch;
-        let first_pages =
-            expected.min(pages_for(self.config.chunk.min(rows_max), self.config.page_positions));
+        let page_positions = self.config.page_positions;
+        let waits_for_own = self.config.own_lane.is_some()
+            && !self.lanes[0].lost
+            && !self.lanes[0].slots_free.is_empty()
+            && (committed[0] == 0
+                || committed[0] + u64::from(expected) <= u64::from(self.lanes[0].pages.total()));
         let open = manifests.iter().filter(|(shard, manifest)| {
+            if waits_for_own && shard.lane != 0 {
+                return false;
+            }
+            let rows_max = self.config.lane_shape(shard.lane).batch;
+            let first_rows = self.config.chunk.min(rows_max);
+            let first_pages = expected.min(pages_for(first_rows, page_positions));
             let pages = &self.lanes[shard.lane as usize].pages;
             let committed = committed[shard.lane as usize];
             // An empty lane always admits: no prompt is longer than a lane.
@@ -137,8 +145,52 @@ impl Dispatcher {
                 && manifest.rows < rows_max
                 && self.shards[shard].seated.len() < rows_max as usize
         });
-        open.min_by_key(|(shard, manifest)| (committed[shard.lane as usize], manifest.rows))
-            .map(|(&shard, _)| shard)
+        open.min_by_key(|(shard, manifest)| {
+            // A GPU reads all weights for each batch, so beside its own lane few and full ones are best.
+            let rows = match self.config.own_lane {
+                Some(_) => u32::MAX - manifest.rows,
+                None => manifest.rows,
+            };
+            (committed[shard.lane as usize], rows)
+        })
+        .map(|(&shard, _)| shard)
+    }
+
+    /// Pages that the prompts of a lane are expected to need in the end.
+    fn committed(&self, lane: u32) -> u64 {
+        let shards = self.shards.iter().filter(|(shard, _)| shard.lane == lane);
+        let seated = shards.flat_map(|(_, state)| &state.seated);
+        seated.map(|id| u64::from(self.pages_committed(*id))).sum()
+    }
+
+    /// Once nobody waits and lane 0 is less than half full, takes prompts from slower lanes, the last first, so that they
+    /// wait for it: computing their contexts again takes less time than going on where they are. They are no more than
+    /// it has rows for.
+    fn recall(&mut self, open: &[ShardId]) {
+        if self.config.own_lane.is_none() || self.lanes[0].lost || !self.queue.is_empty() {
+            return;
+        }
+        let mut room = self.lanes[0].slots_free.len() as u32;
+        let total = u64::from(self.lanes[0].pages.total());
+        let mut committed = self.committed(0);
+        if 2 * committed >= total {
+            return;
+        }
+        let others = open.iter().filter(|shard| shard.lane != 0 && !self.shards[shard].in_air);
+        let mut seated: Vec<PromptId> =
+            others.flat_map(|shard| &self.shards[shard].seated).copied().collect();
+        seated.sort_unstable_by_key(|id| std::cmp::Reverse(self.entries[id].rank()));
+        for id in seated {
+            let entry = &self.entries[&id];
+            let left = entry.prompt.tokens_max - entry.generated.len() as u32;
+            let pages = u64::from(self.pages_expected(entry));
+            if room > 0 && left > self.config.page_positions && committed + pages <= total {
+                room = room.saturating_sub(entry.len().min(self.config.chunk));
+                committed += pages;
+                self.stats.preemptions += 1;
+                self.drop_context(id);
+            }
+        }
     }
 
     fn pages_committed(&self, id: PromptId) -> u32 {
@@ -157,7 +209,7 @@ impl Dispatcher {
         if self.entries[&id].seat.is_none() {
             return; // preempted while an older one was planned
         }
-        let room = self.config.batch - manifests[&shard].rows;
+        let room = self.config.lane_shape(shard.lane).batch - manifests[&shard].rows;
         let rows = self.entries[&id].rows_wanted().min(self.config.chunk).min(room);
         if rows == 0 || !self.hold_pages(id, rows, manifests) {
             return;

@@ -2,14 +2,16 @@
 //! and turns tokens that come home into completions. It decides everything that two nodes would
 //! have to agree on, and does no I/O.
 
+mod config;
 mod entry;
 mod fill;
 mod pages;
 
+pub use config::{DispatcherConfig, LaneShape, OVERSUBSCRIPTION};
 pub use pages::lane_pages;
 
 use crate::histogram::Histogram;
-use crate::message::{Home, Launch, Merge};
+use crate::message::{Home, Launch};
 use crate::prompt::{Completion, Finish, Prompt, PromptId};
 use entry::Entry;
 #[cfg(doc)]
@@ -24,34 +26,6 @@ const WAITING_MIN: usize = 16;
 const COMPLETIONS_TELLING: u64 = 16;
 /// A prompt that outlived the expectation is expected to go on for a page and this part of what it has.
 const OUTLIVED_PART: u32 = 4;
-
-/// How many times longer the longest completions are expected to be than the usual one.
-pub const OVERSUBSCRIPTION: f32 = 3.0;
-
-/// The part of a plan that the dispatcher needs.
-#[derive(Clone, Debug)]
-pub struct DispatcherConfig {
-    /// Flights in the air.
-    pub flights: u32,
-    /// Rows of a flight on each lane: B.
-    pub batch: u32,
-    /// Rows of one prompt's prefill in one step.
-    pub chunk: u32,
-    /// Pages of every lane: the fewest that any slice's worker has there.
-    pub lane_pages: Vec<u32>,
-    /// Positions of a page.
-    pub page_positions: u32,
-    /// Positions a context may have.
-    pub context_max: u32,
-    /// Until enough completions are seen, the expected length is the longest allowed divided by
-    /// this.
-    pub oversubscription: f32,
-    /// Whether a shard at home waits for the others of its flight.
-    pub merge: Merge,
-    /// Whether a shard's next step is launched while one is in the air. Its rows then have tokens that only the nodes
-    /// know ([`TOKEN_PENDING`]), and steps come home in the order of their launches, each of them.
-    pub run_ahead: bool,
-}
 
 /// What happens to the dispatcher.
 pub enum DispatcherEvent {
@@ -122,7 +96,7 @@ pub struct DispatcherStats {
     pub sampled: u64,
     /// Rows that came home, of finished and unfinished prompts.
     pub rows_computed: u64,
-    /// Prompts whose context was dropped because pages ran out, to be recomputed.
+    /// Prompts whose context was dropped because pages ran out, or because a faster lane was free, to be recomputed.
     pub preemptions: u64,
     /// Prompts whose context was lost with its lane, to be recomputed.
     pub prompts_lost: u64,
@@ -203,15 +177,17 @@ impl Dispatcher {
         assert!(pages_min > 0, "a lane without pages");
         let context_fits = pages_min.saturating_mul(config.page_positions);
         let context_max = config.context_max.min(context_fits);
-        let slots = config.flights * config.batch;
-        let lanes = config.lane_pages.iter().map(|&pages| Lane {
+        let lanes = (0..).zip(&config.lane_pages).map(|(lane, &pages)| Lane {
             pages: PagePool::new(pages),
-            slots_free: (0..slots).rev().collect(),
+            slots_free: (0..config.lane_shape(lane).slots()).rev().collect(),
             lost: false,
         });
         let lanes: Vec<Lane> = lanes.collect();
-        let shards = (0..config.flights)
-            .flat_map(|flight| (0..lanes.len() as u32).map(move |lane| ShardId { flight, lane }))
+        let shards = (0..lanes.len() as u32)
+            .flat_map(|lane| {
+                let flights = 0..config.lane_shape(lane).flights;
+                flights.map(move |flight| ShardId { flight, lane })
+            })
             .map(|shard| (shard, ShardState::default()))
             .collect();
         Self {
@@ -229,9 +205,15 @@ impl Dispatcher {
     /// Whether another prompt should be submitted now. Enough prompts should wait to fill every free
     /// seat and the shards that come home next.
     pub fn wants_prompts(&self) -> bool {
-        let rows = self.config.batch as usize * self.lanes_left();
+        let left = (0..).zip(&self.lanes).filter(|(_, lane)| !lane.lost);
+        let (mut rows, mut seats) = (0, 0);
+        for (lane, _) in left {
+            let shape = self.config.lane_shape(lane);
+            rows += shape.batch as usize;
+            seats += shape.slots() as usize;
+        }
         let seated = self.entries.len() - self.queue.len();
-        let free = (self.config.flights as usize * rows).saturating_sub(seated);
+        let free = seats.saturating_sub(seated);
         self.queue.len() < free.max(rows).max(WAITING_MIN)
     }
 

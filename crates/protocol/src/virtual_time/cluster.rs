@@ -95,7 +95,7 @@ fn nodes(topology: &SimulatedCluster) -> BTreeMap<NodeAddress, Node> {
         let weights = Weights { first_layer, layers, last, slab: HashMap::new() };
         nodes.insert(NodeAddress::Tier1(slice), driver(Some((node, weights)), BTreeMap::new()));
         for (lane, &pages) in (0..).zip(&config.lane_pages) {
-            let slots = config.flights * config.batch;
+            let slots = config.lane_shape(lane).slots();
             let page_positions = config.page_positions;
             let store = vec![0; (layers * pages * page_positions) as usize];
             let tables = vec![Vec::new(); slots as usize];
@@ -256,7 +256,7 @@ impl<C: Costs> Cluster<'_, C> {
         let pages = config.lane_pages[attend.step.shard.lane as usize];
         let last = attend.rows.last_mut().expect("a step has rows");
         match garble {
-            Garble::Slot => last.slot += config.flights * config.batch,
+            Garble::Slot => last.slot += config.lane_shape(attend.step.shard.lane).slots(),
             Garble::Page => last.page += pages,
             Garble::Position => last.position += pages * config.page_positions,
             Garble::Order => {

@@ -1,0 +1,60 @@
+//! The part of a plan that the dispatcher needs.
+
+use crate::message::Merge;
+#[cfg(doc)]
+use glinthawk_flight::TOKEN_PENDING;
+
+/// How many times longer the longest completions are expected to be than the usual one.
+pub const OVERSUBSCRIPTION: f32 = 3.0;
+
+/// How many rows of a lane are in the air.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneShape {
+    /// Flights.
+    pub flights: u32,
+    /// Rows of each.
+    pub batch: u32,
+}
+
+impl LaneShape {
+    /// Context slots: one for each row.
+    pub fn slots(self) -> u32 {
+        self.flights * self.batch
+    }
+}
+
+/// The part of a plan that the dispatcher needs.
+#[derive(Clone, Debug)]
+pub struct DispatcherConfig {
+    /// Flights in the air.
+    pub flights: u32,
+    /// Rows of a flight on each lane: B.
+    pub batch: u32,
+    /// Lane 0, if it is much faster than the others: it is filled first, and takes prompts over from them when it would
+    /// be idle.
+    pub own_lane: Option<LaneShape>,
+    /// Rows of one prompt's prefill in one step.
+    pub chunk: u32,
+    /// Pages of every lane: the fewest that any slice's worker has there.
+    pub lane_pages: Vec<u32>,
+    /// Positions of a page.
+    pub page_positions: u32,
+    /// Positions a context may have.
+    pub context_max: u32,
+    /// Until enough completions are seen, the expected length is the longest allowed divided by
+    /// this.
+    pub oversubscription: f32,
+    /// Whether a shard at home waits for the others of its flight.
+    pub merge: Merge,
+    /// Whether a shard's next step is launched while one is in the air. Its rows then have tokens that only the nodes
+    /// know ([`TOKEN_PENDING`]), and steps come home in the order of their launches, each of them.
+    pub run_ahead: bool,
+}
+
+impl DispatcherConfig {
+    /// The shape of a lane.
+    pub fn lane_shape(&self, lane: u32) -> LaneShape {
+        let usual = LaneShape { flights: self.flights, batch: self.batch };
+        self.own_lane.filter(|_| lane == 0).unwrap_or(usual)
+    }
+}
