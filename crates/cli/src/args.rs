@@ -579,6 +579,9 @@ pub struct KernelBenchArgs {
     /// Instruction set [default: the machine's best]
     #[arg(long, env = "GLINTHAWK_ISA")]
     pub isa: Option<Isa>,
+    /// What is measured: cpu, or cuda:N (a layer without attention, and its products)
+    #[arg(long, default_value = "cpu")]
+    pub device: Device,
 }
 
 /// Options of `bench`.

@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod bench_gpu;
 mod bench_parts;
 mod device;
 mod folder;
@@ -24,7 +25,7 @@ mod workloads;
 use args::{BenchPart, Cli, Command};
 use clap::Parser;
 use glinthawk_jobs::JobError;
-use glinthawk_launch::LaunchError;
+use glinthawk_launch::{Device, LaunchError};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
@@ -59,7 +60,10 @@ fn main() -> ExitCode {
         Command::Reproduce { output } => plan::reproduce(&output),
         Command::Worker(args) => worker::worker(&args),
         Command::Bench { part: None, args } => bench::bench(&args),
-        Command::Bench { part: Some(BenchPart::Kernels(args)), .. } => bench_parts::kernels(&args),
+        Command::Bench { part: Some(BenchPart::Kernels(args)), .. } => match args.device {
+            Device::Cuda(ordinal) => bench_gpu::kernels(&args, ordinal),
+            Device::Auto | Device::Cpu => bench_parts::kernels(&args),
+        },
         Command::Bench { part: Some(BenchPart::Net { rows, shape }), .. } => {
             bench_parts::net(rows, &shape)
         }

@@ -10,7 +10,9 @@
 mod activations;
 mod attention;
 mod backend;
+mod bench;
 mod device;
+mod kept;
 mod layers;
 mod module;
 mod pages;
@@ -19,10 +21,12 @@ mod picked;
 mod product;
 mod staged;
 mod step;
+mod text;
 mod weights;
 
 pub use activations::{CudaBuffer, CudaMark, pinned_pool};
 pub use backend::{CudaBackend, CudaContext, CudaWeights};
+pub use bench::{LayerBench, LayerTiming, PRODUCTS};
 pub use device::{CudaDevice, Gpu, gpus, has_driver};
 pub use step::{CudaModel, StepLimits, Stepped};
 

@@ -113,11 +113,14 @@ fn shapes() -> Vec<Shape> {
 #[test]
 fn steps_agree_with_the_oracle() {
     let Some(device) = device() else { return };
-    for shape in shapes() {
-        let prompt = Prompt::new(&shape, 1, 150);
-        let rows: Vec<Row> = (0..150).map(|at| prompt.row(at)).collect();
-        let found = step(&mut load(&shape, &device), &shape, &rows).concat();
-        assert_close(&format!("logits of {shape:?}"), &found, &oracle(&shape, &prompt), 0.03);
+    // The second as one of compute capability 7.5 is used, with its instructions.
+    for device in [device.clone(), device.in_f16()] {
+        for shape in shapes() {
+            let prompt = Prompt::new(&shape, 1, 150);
+            let rows: Vec<Row> = (0..150).map(|at| prompt.row(at)).collect();
+            let found = step(&mut load(&shape, &device), &shape, &rows).concat();
+            assert_close(&format!("logits of {shape:?}"), &found, &oracle(&shape, &prompt), 0.03);
+        }
     }
 }
 
@@ -132,9 +135,11 @@ fn bits_depend_on_the_prompt_alone() {
         vocab: 520,
         ..Shape::default()
     };
-    for shape in [base.clone(), Shape { head_dim: 128, window: Some(1200), ..base }] {
-        let mut model = load(&shape, &device);
-        let (prompt, other) = (Prompt::new(&shape, 1, 2300), Prompt::new(&shape, 2, 2300));
+    let windowed = Shape { head_dim: 128, window: Some(1200), ..base.clone() };
+    let f16 = device.clone().in_f16();
+    for (shape, device) in [(&base, &device), (&windowed, &device), (&windowed, &f16)] {
+        let mut model = load(shape, device);
+        let (prompt, other) = (Prompt::new(shape, 1, 2300), Prompt::new(shape, 2, 2300));
         let run = |model: &mut CudaModel, chunk: usize, beside: bool, from: usize| {
             let mut found = Vec::new();
             for start in (from..2300).step_by(chunk) {
@@ -144,7 +149,7 @@ fn bits_depend_on_the_prompt_alone() {
                     rows.push(other.row(start / chunk % 40));
                 }
                 rows.extend(positions.map(|at| prompt.row(at)));
-                let logits = step(model, &shape, &rows);
+                let logits = step(model, shape, &rows);
                 found.extend(logits.into_iter().skip(usize::from(beside)));
             }
             found

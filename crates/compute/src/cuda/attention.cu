@@ -46,6 +46,25 @@ __device__ __forceinline__ int place_of(int position, int chunk) {
     return chunk / 8 * PANEL + position * 64 + (chunk % 8 ^ position % 8) * 8;
 }
 
+#ifdef F16
+// With the instructions of compute capability 7.5: copies that are awaited, products of half the depth.
+__device__ __forceinline__ void copy_async(bf16* to, const bf16* from, bool wanted) {
+    *(uint4*)to = wanted ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
+}
+__device__ __forceinline__ void copies_commit() {}
+template <int LEFT>
+__device__ __forceinline__ void copies_wait() {}
+
+__device__ __forceinline__ void multiply_half(float* sum, u32 a0, u32 a1, u32 b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+__device__ __forceinline__ void multiply(float* sum, const u32 (&a)[4], u32 b0, u32 b1) {
+    multiply_half(sum, a[0], a[1], b0);
+    multiply_half(sum, a[2], a[3], b1);
+}
+#else
 __device__ __forceinline__ void copy_async(bf16* to, const bf16* from, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(wanted ? 16 : 0)
@@ -56,6 +75,13 @@ template <int LEFT>
 __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
+
+__device__ __forceinline__ void multiply(float* sum, const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
 
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], const bf16* from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -68,11 +94,6 @@ __device__ __forceinline__ void load_matrices_turned(u32 (&to)[4], const bf16* f
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(shared_address(from))
                  : "memory");
-}
-__device__ __forceinline__ void multiply(float* sum, const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ void load_pairs(Pairs& pairs, const bf16* query, const Unit& unit, int kv_head, int pair) {

@@ -3,7 +3,7 @@
 
 use super::PAGE;
 use super::activations::{CudaBuffer, CudaMark, Travel};
-use super::device::CudaDevice;
+use super::device::{CudaDevice, Half};
 use super::layers::Layers;
 use super::module::Module;
 use super::pages::Pages;
@@ -49,6 +49,10 @@ impl CudaBackend {
         let mut compiled = self.module.lock().expect("no panic while held");
         if let Some(module) = &*compiled {
             return Ok(Arc::clone(module));
+        }
+        if self.device.half == Half::F16 {
+            let reason = "it computes in f16, and other nodes in bf16".to_owned();
+            return Err(self.device.error("be a node of a cluster", reason));
         }
         let module = Arc::new(Module::new(&self.device, config)?);
         *compiled = Some(Arc::clone(&module));

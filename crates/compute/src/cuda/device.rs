@@ -1,12 +1,23 @@
 //! GPUs of this machine: what there is, what is missing, and a device that was opened.
 
+use super::text::KERNEL_REVISION;
 use crate::ComputeError;
 use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 use std::sync::Arc;
 
-/// Lowest compute capability: the first with bf16 in its matrix units and asynchronous copies.
-const CAPABILITY_MIN: (i32, i32) = (8, 0);
+/// Lowest compute capability: the first whose matrix units have the shapes that the kernels use.
+const CAPABILITY_MIN: (i32, i32) = (7, 5);
+/// The first with bf16 in its matrix units.
+const CAPABILITY_BF16: (i32, i32) = (8, 0);
+
+/// The numbers of 16 bits that a device multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Half {
+    Bf16,
+    /// Where there is no bf16: what is beyond its range becomes its largest, and such weights are refused.
+    F16,
+}
 
 /// A GPU of this machine.
 #[derive(Clone, Debug)]
@@ -39,8 +50,8 @@ fn describe(ordinal: usize) -> Result<Gpu, ComputeError> {
     let (memory_free, memory) = context.mem_get_info().map_err(wrap)?;
     let capability = context.compute_capability().map_err(wrap)?;
     let problem = (capability < CAPABILITY_MIN).then(|| {
-        let ((major, minor), (needed, _)) = (capability, CAPABILITY_MIN);
-        format!("compute capability {major}.{minor}: {needed}.0 or later is needed")
+        let ((major, minor), (major_min, minor_min)) = (capability, CAPABILITY_MIN);
+        format!("compute capability {major}.{minor}: {major_min}.{minor_min} or later is needed")
     });
     Ok(Gpu {
         ordinal,
@@ -105,6 +116,7 @@ pub struct CudaDevice {
     ordinal: usize,
     name: Arc<str>,
     capability: (i32, i32),
+    pub(super) half: Half,
 }
 
 impl CudaDevice {
@@ -124,7 +136,9 @@ impl CudaDevice {
         let stream = || context.new_stream().map_err(|error| unusable(&device, error));
         let (kernels, copies_in, copies_out) = (stream()?, stream()?, stream()?);
         let (name, capability) = (gpu.name.into(), gpu.capability);
-        Ok(Self { context, stream: kernels, copies_in, copies_out, ordinal, name, capability })
+        let half = if capability < CAPABILITY_BF16 { Half::F16 } else { Half::Bf16 };
+        let stream = kernels;
+        Ok(Self { context, stream, copies_in, copies_out, ordinal, name, capability, half })
     }
 
     /// Its name, such as `NVIDIA H200`.
@@ -132,14 +146,31 @@ impl CudaDevice {
         &self.name
     }
 
-    /// What decides the bits of results: the kind of device.
+    /// The same device, used as one without bf16.
+    #[cfg(test)]
+    pub(crate) fn in_f16(self) -> Self {
+        Self { half: Half::F16, ..self }
+    }
+
+    /// What decides the bits of results: the kind of device, and the revision of our kernels.
     pub fn kind(&self) -> String {
-        format!("cuda-sm{}{}", self.capability.0, self.capability.1)
+        let (major, minor) = self.capability;
+        format!("cuda-sm{major}{minor}-r{KERNEL_REVISION}")
     }
 
     /// Compute capability, as the compiler's option names it.
     pub(super) fn architecture(&self) -> String {
-        format!("compute_{}{}", self.capability.0, self.capability.1)
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+
+    /// What decides how fast anything is on it: its name and shape, and the driver's version.
+    pub(super) fn description(&self) -> Result<String, ComputeError> {
+        let mut driver = 0;
+        // SAFETY: the driver writes one number.
+        let asked = unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut driver) };
+        asked.result().map_err(self.failed("ask for the driver's version"))?;
+        let (name, processors) = (&self.name, self.processors()?);
+        Ok(format!("{name}, {}, {processors} processors, driver {driver}", self.architecture()))
     }
 
     /// What tells it from every other GPU.
@@ -177,7 +208,7 @@ impl CudaDevice {
 
     /// Whether four warps can multiply together: compute capability 9.0 and no other.
     pub(super) fn is_hopper(&self) -> bool {
-        self.capability == (9, 0)
+        self.capability == (9, 0) && self.half == Half::Bf16
     }
 
     /// Shared memory that a block can have.

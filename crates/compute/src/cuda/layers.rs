@@ -2,7 +2,7 @@
 //! each layer, logits.
 
 use super::device::CudaDevice;
-use super::module::{Arg, Module, ROTATE_BLOCKS};
+use super::module::{Arg, Module, ROTATE_HEADS};
 use super::product::{Into, Operands, Products, Shape};
 use super::weights::{Layer, Weights, address, allocate, upload};
 use crate::rope::Rope;
@@ -21,7 +21,7 @@ pub(super) struct Layers {
     pub(super) device: CudaDevice,
     pub(super) config: ModelConfig,
     pub(super) module: Arc<Module>,
-    products: Products,
+    pub(super) products: Products,
     weights: Weights,
     /// (positions, 2, head_dim / 2): cosines, then sines
     angles: CudaSlice<f32>,
@@ -135,7 +135,8 @@ impl Layers {
         let wide = self.at(&self.wide) + (first * self.config.qkv_width() * 2) as u64;
         let (bias, norms) = (optional(qkv_bias), optional(head_norms));
         let args = [rows, wide, bias, norms, float(&self.angles), query, pages];
-        let grid = (count as u32, ROTATE_BLOCKS, 1);
+        let heads = self.config.heads + 2 * self.config.kv_heads;
+        let grid = (count as u32, heads.div_ceil(ROTATE_HEADS) as u32, 1);
         self.module.launch(&self.module.rotate, grid, &args.map(Arg::Address))
     }
 
@@ -191,24 +192,35 @@ impl Layers {
         residual: u64,
         logits: Option<u64>,
     ) -> Result<(), ComputeError> {
-        let (normed, wide, activated) =
-            (self.at(&self.normed), self.at(&self.wide), self.at(&self.activated));
-        let layer = &self.weights.layers[0];
-        let [qkv, output, gate_up, down] = shapes(&self.config);
-        let mut cases = vec![
-            (qkv, rows, self.at(&layer.qkv), normed, wide),
-            (output, rows, self.at(&layer.output), attended, residual),
-            (gate_up, rows, self.at(&layer.gate_up), normed, wide),
-            (down, rows, self.at(&layer.down), activated, residual),
-        ];
-        if let Some(logits) = logits {
-            let (shape, rows) = (classifier(&self.config), rows.min(LOGIT_ROWS));
-            cases.push((shape, rows, self.at(self.weights.classifying()), normed, logits));
+        for (shape, operands) in self.layer_products(0, attended, residual) {
+            self.products.tune(shape, rows, operands)?;
         }
-        for (shape, rows, weights, inputs, outputs) in cases {
+        if let Some(outputs) = logits {
+            let (shape, rows) = (classifier(&self.config), rows.min(LOGIT_ROWS));
+            let (weights, inputs) = (self.at(self.weights.classifying()), self.at(&self.normed));
             self.products.tune(shape, rows, Operands { weights, inputs, outputs })?;
         }
         Ok(())
+    }
+
+    /// The products of a layer, on its own buffers: q/k/v, output, gate and up, down.
+    pub(super) fn layer_products(
+        &self,
+        layer: usize,
+        attended: u64,
+        residual: u64,
+    ) -> [(Shape, Operands); 4] {
+        let (normed, wide, activated) =
+            (self.at(&self.normed), self.at(&self.wide), self.at(&self.activated));
+        let layer = &self.weights.layers[layer];
+        let [qkv, output, gate_up, down] = shapes(&self.config);
+        let operands = |weights, inputs, outputs| Operands { weights, inputs, outputs };
+        [
+            (qkv, operands(self.at(&layer.qkv), normed, wide)),
+            (output, operands(self.at(&layer.output), attended, residual)),
+            (gate_up, operands(self.at(&layer.gate_up), normed, wide)),
+            (down, operands(self.at(&layer.down), activated, residual)),
+        ]
     }
 }
 
@@ -217,9 +229,9 @@ fn shapes(config: &ModelConfig) -> [Shape; 4] {
     let shape = |outputs, inputs, into| Shape { outputs, inputs, into };
     let (hidden, feed_forward) = (config.hidden, config.feed_forward);
     [
-        shape(config.qkv_width(), hidden, Into::Bf16),
+        shape(config.qkv_width(), hidden, Into::Half),
         shape(hidden, config.query_width(), Into::AddF32),
-        shape(2 * feed_forward, hidden, Into::Bf16),
+        shape(2 * feed_forward, hidden, Into::Half),
         shape(hidden, feed_forward, Into::AddF32),
     ]
 }

@@ -1,10 +1,12 @@
 //! The kernels: `.cu` texts compiled by NVRTC for one model's shape, and their launches.
 
-use super::device::CudaDevice;
+use super::device::{CudaDevice, Half};
+use super::kept::Entry;
+use super::text;
 use crate::ComputeError;
 use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaModule, LaunchConfig, PushKernelArg};
-use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
+use cudarc::nvrtc::Ptx;
 use glinthawk_model::ModelConfig;
 use std::sync::Arc;
 
@@ -29,8 +31,8 @@ const SAMPLE_THREADS: u32 = 1024;
 const COMBINE_THREADS: u32 = 256;
 /// Threads that keep a token each.
 pub(super) const KEEP_THREADS: u32 = 256;
-/// Blocks that share the heads of a row, four heads at a time each.
-pub(super) const ROTATE_BLOCKS: u32 = 4;
+/// Heads that a block of `rotate` handles at a time.
+pub(super) const ROTATE_HEADS: usize = (ROTATE_THREADS / WARP) as usize;
 
 /// A kernel, how many threads a block of it has, and how much shared memory it asks for.
 pub(super) struct Kernel {
@@ -74,22 +76,26 @@ fn fits_hopper(config: &ModelConfig) -> bool {
     config.head_dim.is_multiple_of(64) && config.head_dim <= 128
 }
 
-/// Compiles the kernels; an error is the compiler's.
-fn compile(options: Vec<String>, hopper: bool) -> Result<Ptx, String> {
-    let many =
-        if hopper { include_str!("attend_hopper.cu") } else { include_str!("attend_many.cu") };
-    let source =
-        [include_str!("step.cu"), include_str!("attention.cu"), many, include_str!("sample.cu")];
-    let source = source.concat();
-    let options = CompileOptions { options, ..CompileOptions::default() };
-    compile_ptx_with_opts(source, options).map_err(|error| match error {
-        CompileError::CompileError { log, .. } => log.to_string_lossy().into_owned(),
-        other => format!("{other:?}"),
-    })
+/// The kernels in machine code, from the cache if they were compiled before; an error is the compiler's.
+fn compiled(options: &[String], hopper: bool) -> Result<Vec<u8>, String> {
+    let source = text::source(hopper);
+    let key = format!("{}\n{}\n{source}", text::compiler_version()?, options.join("\n"));
+    let entry = Entry::new("kernels", key);
+    if let Some(code) = entry.read() {
+        return Ok(code);
+    }
+    let code = text::compile(&source, options)?;
+    entry.write(&code);
+    Ok(code)
 }
 
 /// The compiler's options for an architecture and a model's shape.
-fn options(config: &ModelConfig, architecture: &str, many_stages: usize) -> Vec<String> {
+fn options(
+    config: &ModelConfig,
+    architecture: &str,
+    many_stages: usize,
+    half: Half,
+) -> Vec<String> {
     // exp(x) is computed as 2^(x · log2 e).
     let score_scale = std::f64::consts::LOG2_E / (config.head_dim as f64).sqrt();
     let macros = [
@@ -108,6 +114,9 @@ fn options(config: &ModelConfig, architecture: &str, many_stages: usize) -> Vec<
     ];
     let mut options = ["--std=c++17", "--fmad=false"].map(str::to_owned).to_vec();
     options.push(format!("--gpu-architecture={architecture}"));
+    if half == Half::F16 {
+        options.push("-DF16".to_owned());
+    }
     options.extend(macros.into_iter().map(|(name, value)| format!("-D{name}={value}")));
     options
 }
@@ -124,9 +133,10 @@ impl Module {
         }
         let hopper = device.is_hopper() && fits_hopper(config);
         let architecture = device.architecture() + if hopper { "a" } else { "" };
-        let ptx = compile(options(config, &architecture, many_stages), hopper)
+        let code = compiled(&options(config, &architecture, many_stages, device.half), hopper)
             .map_err(|reason| device.error("compile its kernels", reason))?;
-        let module = device.context.load_module(ptx).map_err(device.failed("load its kernels"))?;
+        let code = Ptx::from_binary(code);
+        let module = device.context.load_module(code).map_err(device.failed("load its kernels"))?;
         let kernel = |name, threads, shared_bytes: usize| {
             Kernel::load(device, &module, name, threads, shared_bytes as u32)
         };
@@ -263,6 +273,7 @@ mod tests {
         let config = ModelConfig::shape("llama3-8b").expect("a known shape");
         let windowed = ModelConfig { sliding_window: Some(4096), head_dim: 256, ..config.clone() };
         for (config, architecture) in [
+            (&config, "sm_75"),
             (&config, "sm_80"),
             (&config, "sm_90"),
             (&config, "sm_90a"),
@@ -270,7 +281,9 @@ mod tests {
             (&windowed, "sm_90"),
         ] {
             let hopper = architecture == "sm_90a";
-            if let Err(complaint) = compile(options(config, architecture, 2), hopper) {
+            let half = if architecture == "sm_75" { Half::F16 } else { Half::Bf16 };
+            let options = options(config, architecture, 2, half);
+            if let Err(complaint) = text::compile(&text::source(hopper), &options) {
                 panic!("for {architecture}: {complaint}");
             }
         }

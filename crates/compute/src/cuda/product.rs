@@ -1,9 +1,11 @@
-//! Products by cuBLASLt: outputs (rows, outputs) = inputs (rows, inputs) · weights (outputs, inputs)ᵀ, bf16 in, f32 sums.
+//! Products by cuBLASLt: outputs (rows, outputs) = inputs (rows, inputs) · weights (outputs, inputs)ᵀ, bf16 in (f16 where
+//! the device has no bf16), f32 sums.
 //!
 //! **Bits.** Algorithms with split-K cut a sum by the number of rows; they are left out. All others that the library
 //! offers gave the same bits as each other wherever it was measured, so each number of rows takes the fastest.
 
-use super::device::CudaDevice;
+use super::device::{CudaDevice, Half};
+use super::kept::Entry;
 use crate::ComputeError;
 use cudarc::cublaslt::result as lt;
 use cudarc::cublaslt::result::CublasError;
@@ -23,6 +25,9 @@ const RUNS: usize = 3;
 /// The library's name for a transposed operand, `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
 
+/// Bytes of an algorithm, which the library lets be kept for the same version of it.
+const ALGORITHM_BYTES: usize = size_of::<sys::cublasLtMatmulAlgo_t>();
+
 /// Room for an algorithm that the library proposes.
 const NOTHING_FOUND: sys::cublasLtMatmulHeuristicResult_t = sys::cublasLtMatmulHeuristicResult_t {
     algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
@@ -35,8 +40,8 @@ const NOTHING_FOUND: sys::cublasLtMatmulHeuristicResult_t = sys::cublasLtMatmulH
 /// What becomes of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Into {
-    /// Rounded to bf16.
-    Bf16,
+    /// Rounded to 16 bits.
+    Half,
     /// Kept as f32.
     F32,
     /// Added to what is there, f32.
@@ -107,11 +112,42 @@ impl Products {
         rows_max: usize,
         operands: Operands,
     ) -> Result<(), ComputeError> {
-        for rows in steps_up_to(rows_max) {
-            let algorithm = self.fastest(shape, rows, operands)?;
+        let entry = self.entry(shape, rows_max)?;
+        let steps: Vec<usize> = steps_up_to(rows_max).collect();
+        let kept = entry.read().map(|kept| -> Vec<sys::cublasLtMatmulAlgo_t> {
+            kept.chunks_exact(ALGORITHM_BYTES).map(read_algorithm).collect()
+        });
+        let usable = |kept: &Vec<_>| kept.len() == steps.len() && !kept.iter().any(splits);
+        let algorithms = match kept.filter(usable) {
+            Some(kept) => kept,
+            None => {
+                let fastest = steps.iter().map(|&rows| self.fastest(shape, rows, operands));
+                let fastest = fastest.collect::<Result<Vec<_>, _>>()?;
+                let bytes = fastest.iter().flat_map(|algorithm| algorithm.data);
+                entry.write(&bytes.flat_map(u64::to_le_bytes).collect::<Vec<u8>>());
+                fastest
+            }
+        };
+        for (rows, algorithm) in steps.into_iter().zip(algorithms) {
             self.algorithms.insert((shape, step_of(rows)), algorithm);
         }
         Ok(())
+    }
+
+    /// Where the choice for a shape is kept: by everything that it depends on.
+    fn entry(&self, shape: Shape, rows_max: usize) -> Result<Entry, ComputeError> {
+        // SAFETY: the library is loaded, and takes nothing.
+        let version = unsafe { sys::cublasLtGetVersion() };
+        let device = self.device.description()?;
+        Ok(Entry::new(
+            "algorithms",
+            format!(
+                "{device}, cuBLASLt {version}, {:?}, {shape:?}, up to {rows_max} rows in steps to {}, \
+                 {CANDIDATES} timed {RUNS} times in {WORKSPACE_BYTES} bytes",
+                self.device.half,
+                step_of(rows_max)
+            ),
+        ))
     }
 
     /// Queues a product.
@@ -121,12 +157,17 @@ impl Products {
         rows: usize,
         operands: Operands,
     ) -> Result<(), ComputeError> {
-        let algorithm = self.algorithms.get(&(shape, step_of(rows))).copied();
-        let algorithm = algorithm.expect("every shape was tuned for all its rows");
+        let algorithm = self.chosen(shape, rows);
         self.run(shape, rows, operands, &algorithm)
     }
 
-    fn run(
+    /// The algorithm for a product.
+    pub(super) fn chosen(&self, shape: Shape, rows: usize) -> sys::cublasLtMatmulAlgo_t {
+        let algorithm = self.algorithms.get(&(shape, step_of(rows))).copied();
+        algorithm.expect("every shape was tuned for all its rows")
+    }
+
+    pub(super) fn run(
         &mut self,
         shape: Shape,
         rows: usize,
@@ -169,7 +210,7 @@ impl Products {
         operands: Operands,
     ) -> Result<sys::cublasLtMatmulAlgo_t, ComputeError> {
         let mut best = None;
-        for algorithm in self.candidates(shape, rows)? {
+        for algorithm in self.candidates(shape, rows, CANDIDATES)? {
             let Ok(time_ms) = self.time_ms(shape, rows, operands, &algorithm) else { continue };
             if best.is_none_or(|(fastest_ms, _)| time_ms < fastest_ms) {
                 best = Some((time_ms, algorithm));
@@ -203,15 +244,16 @@ impl Products {
         Ok(fastest_ms)
     }
 
-    /// The library's proposals, likeliest first, without those that split a sum.
-    fn candidates(
+    /// The library's first proposals, likeliest first, without those that split a sum.
+    pub(super) fn candidates(
         &mut self,
         shape: Shape,
         rows: usize,
+        proposals: usize,
     ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, ComputeError> {
         self.plan(shape, rows)?;
         let plan = &self.plans[&(shape, rows)];
-        let mut found = vec![NOTHING_FOUND; CANDIDATES];
+        let mut found = vec![NOTHING_FOUND; proposals];
         let mut count = 0;
         let asked = (|| {
             let preference = lt::create_matmul_pref()?;
@@ -243,7 +285,7 @@ impl Products {
                         plan.outputs,
                         plan.outputs,
                         preference,
-                        CANDIDATES as i32,
+                        proposals as i32,
                         found.as_mut_ptr(),
                         &mut count,
                     )
@@ -264,7 +306,8 @@ impl Products {
         if self.plans.contains_key(&(shape, rows)) {
             return Ok(());
         }
-        let plan = Plan::new(shape, rows).map_err(|error| self.failed(shape, rows, error))?;
+        let plan = Plan::new(shape, rows, self.device.half)
+            .map_err(|error| self.failed(shape, rows, error))?;
         self.plans.insert((shape, rows), plan);
         Ok(())
     }
@@ -292,9 +335,9 @@ impl Drop for Products {
 
 impl Plan {
     /// The library thinks in columns: a row-major (rows, width) is a column-major (width, rows).
-    fn new(shape: Shape, rows: usize) -> Result<Self, CublasError> {
+    fn new(shape: Shape, rows: usize, half: Half) -> Result<Self, CublasError> {
         use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
-        use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F};
+        use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
         let product =
             lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, CUDA_R_32F)?;
         let transposed = TRANSPOSED;
@@ -308,14 +351,23 @@ impl Plan {
             )?;
         }
         let (outputs, inputs, rows) = (shape.outputs as u64, shape.inputs as u64, rows as u64);
-        let result = if shape.into == Into::Bf16 { CUDA_R_16BF } else { CUDA_R_32F };
+        let half = if half == Half::F16 { CUDA_R_16F } else { CUDA_R_16BF };
+        let result = if shape.into == Into::Half { half } else { CUDA_R_32F };
         Ok(Self {
             product,
-            weights: lt::create_matrix_layout(CUDA_R_16BF, inputs, outputs, inputs as i64)?,
-            inputs: lt::create_matrix_layout(CUDA_R_16BF, inputs, rows, inputs as i64)?,
+            weights: lt::create_matrix_layout(half, inputs, outputs, inputs as i64)?,
+            inputs: lt::create_matrix_layout(half, inputs, rows, inputs as i64)?,
             outputs: lt::create_matrix_layout(result, outputs, rows, outputs as i64)?,
         })
     }
+}
+
+fn read_algorithm(bytes: &[u8]) -> sys::cublasLtMatmulAlgo_t {
+    let mut data = [0; ALGORITHM_BYTES / size_of::<u64>()];
+    for (word, bytes) in data.iter_mut().zip(bytes.chunks_exact(size_of::<u64>())) {
+        *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    }
+    sys::cublasLtMatmulAlgo_t { data }
 }
 
 /// Whether an algorithm cuts a sum into parts.

@@ -11,7 +11,6 @@
 #define WEIGHT_ONE 1099511627776.0f // 2^WEIGHT_BITS: all weights of a vocabulary add up to less than 2^64
 #define LISTED_MAX 4096
 #define ALL 0xffffffffu
-#define INFINITE __int_as_float(0x7f800000)
 #define IMPOSSIBLE (-INFINITE)
 
 // How the token after one row is picked; the host draws `draw`, in [0, 1).

@@ -4,6 +4,7 @@
 // row with a fixed number of threads and sums in a fixed order, so a row's bits depend on the row alone. The text is
 // compiled without contraction (--fmad=false): a sum is fused only where it says so.
 
+// 16 bits of a value: bf16, or f16 (F16 is defined) for devices before compute capability 8.0.
 typedef unsigned short bf16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -20,6 +21,26 @@ struct Row {
     u32 slot, position, page, token;
 };
 
+#ifdef F16
+// What is beyond the range of f16 becomes its largest, here and in what products leave.
+__device__ __forceinline__ float in_range(float value) { return fminf(fmaxf(value, -65504.0f), 65504.0f); }
+
+__device__ __forceinline__ float widen(bf16 value) {
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value));
+    return in_range(result);
+}
+
+__device__ __forceinline__ bf16 narrow(float value) {
+    bf16 result;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result) : "f"(in_range(value)));
+    return result;
+}
+
+__device__ __forceinline__ u32 narrow2(float low, float high) { return (u32)narrow(high) << 16 | narrow(low); }
+__device__ __forceinline__ float low_half(u32 pair) { return widen((bf16)pair); }
+__device__ __forceinline__ float high_half(u32 pair) { return widen((bf16)(pair >> 16)); }
+#else
 __device__ __forceinline__ float widen(bf16 value) { return __uint_as_float((u32)value << 16); }
 
 __device__ __forceinline__ bf16 narrow(float value) {
@@ -37,6 +58,7 @@ __device__ __forceinline__ u32 narrow2(float low, float high) {
 
 __device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+#endif
 
 // 2^x, the hardware's approximation.
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -93,13 +115,15 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     u32 row = which ? which[blockIdx.x] : blockIdx.x;
     const float* from = residual + (u64)row * HIDDEN;
     bf16* to = out + (u64)blockIdx.x * HIDDEN;
-    float4 values[NORM_PARTS];
+    float4 values[NORM_PARTS], weights[NORM_PARTS];
     float squares = 0;
 #pragma unroll
     for (int part = 0; part < NORM_PARTS; part++) {
         int i = 4 * (part * NORM_THREADS + threadIdx.x);
         if (i >= HIDDEN) continue;
         float4 x = values[part] = *(const float4*)(from + i);
+        // They arrive while the block sums.
+        weights[part] = *(const float4*)(weight + i);
         squares = fmaf(x.x, x.x, squares);
         squares = fmaf(x.y, x.y, squares);
         squares = fmaf(x.z, x.z, squares);
@@ -111,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     for (int part = 0; part < NORM_PARTS; part++) {
         int i = 4 * (part * NORM_THREADS + threadIdx.x);
         if (i >= HIDDEN) continue;
-        float4 x = values[part], w = *(const float4*)(weight + i);
+        float4 x = values[part], w = weights[part];
         uint2 packed = make_uint2(narrow2(x.x * scale * w.x, x.y * scale * w.y),
                                   narrow2(x.z * scale * w.z, x.w * scale * w.w));
         *(uint2*)(to + i) = packed;
@@ -127,7 +151,7 @@ __device__ __forceinline__ bf16* stored(bf16* pages, const Row& row, int head) {
     return pages + ((((u64)row.page * 2 + kind) * KV_HEADS + kv_head) * PAGE + row.position % PAGE) * HEAD_DIM;
 }
 
-// Grid: (rows, some blocks that share a row's heads). Takes qkv (rows, QKV_WIDTH) bf16 as the product left it. Adds the bias, norms the heads, rotates q and k.
+// Grid: (rows, blocks that share a row's heads). Takes qkv (rows, QKV_WIDTH) bf16 as the product left it. Adds the bias, norms the heads, rotates q and k.
 // Leaves q in `query` (rows, QUERY_WIDTH) and stores k and v in their pages. Without pages, leaves all three side by side
 // in `query` (rows, QKV_WIDTH).
 extern "C" __global__ void __launch_bounds__(ROTATE_WARPS* WARP)
@@ -210,7 +234,7 @@ extern "C" __global__ void activate(const bf16* gate_up, bf16* out) {
         float u[2] = {low_half(up[pair]), high_half(up[pair])};
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            g[half] = g[half] / (1.0f + exp2_fast(g[half] * -1.4426950408889634f)) * u[half];
+            g[half] = __fdividef(g[half], 1.0f + exp2_fast(g[half] * -1.4426950408889634f)) * u[half];
         result[pair] = narrow2(g[0], g[1]);
     }
     *(uint4*)(out + (u64)blockIdx.y * FEED_FORWARD + i) = make_uint4(result[0], result[1], result[2], result[3]);

@@ -1,12 +1,12 @@
 //! A model's weights on the device, read block by block so that the host never holds more than one.
 
-use super::device::CudaDevice;
+use super::device::{CudaDevice, Half};
 use crate::memory::SharedMut;
 use crate::source::{LayerVectors, SliceSpec, WeightSource};
 use crate::{ComputeError, Threads};
 use cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr, PinnedHostSlice};
 use glinthawk_model::{LayerTensor, Tensor};
-use half::bf16;
+use half::{bf16, f16};
 use std::sync::Mutex;
 
 /// Values read and sent at a time.
@@ -177,10 +177,28 @@ impl Loader<'_> {
             // SAFETY: chunks do not overlap.
             let into = unsafe { staging.part(start * inputs, count * inputs) };
             let from = rows.start + start..rows.start + start + count;
-            if let Err(error) = self.source.read_rows(tensor, from, into) {
+            let read = self.source.read_rows(tensor, from, into);
+            let converted = match self.device.half {
+                Half::Bf16 => Ok(()),
+                Half::F16 => to_f16(self.device, tensor, into),
+            };
+            if let Err(error) = read.and(converted) {
                 *failure.lock().expect("no panic while held") = Some(error);
             }
         });
         failure.into_inner().expect("no panic while held").map_or(Ok(()), Err)
     }
+}
+
+/// Turns values into f16, in their places; fails for what is beyond its range.
+fn to_f16(device: &CudaDevice, tensor: Tensor, values: &mut [bf16]) -> Result<(), ComputeError> {
+    for value in values {
+        let exact = value.to_f32();
+        if exact.abs() > f16::MAX.to_f32() {
+            let reason = format!("{tensor:?} has {exact}, which is beyond the range of f16");
+            return Err(device.error("hold the model, because it has no bf16", reason));
+        }
+        *value = bf16::from_bits(f16::from_f32(exact).to_bits());
+    }
+    Ok(())
 }
