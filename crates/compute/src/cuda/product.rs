@@ -18,9 +18,11 @@ use std::ptr;
 /// Memory that an algorithm may use.
 const WORKSPACE_BYTES: usize = 64 << 20;
 /// Algorithms that are timed for a shape and a number of rows.
-const CANDIDATES: usize = 8;
-/// Timed runs of each; the fastest counts.
-const RUNS: usize = 3;
+const CANDIDATES: usize = 16;
+/// The fastest of them, which are timed again.
+const FINALISTS: usize = 4;
+/// Timed runs of each finalist; the fastest counts.
+const RUNS: usize = 4;
 
 /// The library's name for a transposed operand, `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
@@ -143,7 +145,7 @@ impl Products {
             "algorithms",
             format!(
                 "{device}, cuBLASLt {version}, {:?}, {shape:?}, up to {rows_max} rows in steps to {}, \
-                 {CANDIDATES} timed {RUNS} times in {WORKSPACE_BYTES} bytes",
+                 {CANDIDATES} timed, {FINALISTS} again {RUNS} times, in {WORKSPACE_BYTES} bytes",
                 self.device.half,
                 step_of(rows_max)
             ),
@@ -209,13 +211,19 @@ impl Products {
         rows: usize,
         operands: Operands,
     ) -> Result<sys::cublasLtMatmulAlgo_t, ComputeError> {
-        let mut best = None;
+        let mut timed = Vec::new();
         for algorithm in self.candidates(shape, rows, CANDIDATES)? {
-            let Ok(time_ms) = self.time_ms(shape, rows, operands, &algorithm) else { continue };
-            if best.is_none_or(|(fastest_ms, _)| time_ms < fastest_ms) {
-                best = Some((time_ms, algorithm));
+            // Some that are proposed cannot be run after all.
+            if let Ok(time_ms) = self.time_ms(shape, rows, operands, &algorithm, 1) {
+                timed.push((time_ms, algorithm));
             }
         }
+        timed.sort_by(|one, other| one.0.total_cmp(&other.0));
+        timed.truncate(FINALISTS);
+        for (time_ms, algorithm) in &mut timed {
+            *time_ms = self.time_ms(shape, rows, operands, algorithm, RUNS)?;
+        }
+        let best = timed.into_iter().min_by(|one, other| one.0.total_cmp(&other.0));
         let none = || {
             let what = format!("multiply {rows} rows by {} x {}", shape.outputs, shape.inputs);
             self.device.error(&what, "no algorithm without split-K".to_owned())
@@ -229,13 +237,14 @@ impl Products {
         rows: usize,
         operands: Operands,
         algorithm: &sys::cublasLtMatmulAlgo_t,
+        runs: usize,
     ) -> Result<f32, ComputeError> {
         self.run(shape, rows, operands, algorithm)?;
         let device = self.device.clone();
         let failed = || device.failed("time a product");
         let flags = Some(cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT);
         let mut fastest_ms = f32::INFINITY;
-        for _ in 0..RUNS {
+        for _ in 0..runs {
             let start = device.stream.record_event(flags).map_err(failed())?;
             self.run(shape, rows, operands, algorithm)?;
             let end = device.stream.record_event(flags).map_err(failed())?;
