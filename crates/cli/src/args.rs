@@ -570,6 +570,9 @@ pub struct KernelBenchArgs {
     /// Contexts of the attention, in tokens
     #[arg(long, value_delimiter = ',', default_value = "128,512,2048,8192")]
     pub contexts: Vec<usize>,
+    /// Chunks of the prefill attention, in rows: the last ones of a context
+    #[arg(long, value_delimiter = ',', default_value = "64,256,1024")]
+    pub chunks: Vec<usize>,
     /// Repetitions; the median is reported
     #[arg(long, default_value_t = 5)]
     pub runs: usize,

@@ -21,8 +21,11 @@ const PEAKS: usize = 15;
 pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let specification = args.engine.specification();
     let opened = with_bars(|tell| Opened::open(&specification, tell))?;
-    let crowd =
-        Crowd { prompts: args.prompts as usize, tokens: (args.input + args.output) as usize };
+    let crowd = Crowd {
+        prompts: args.prompts as usize,
+        input: args.input as usize,
+        output: args.output as usize,
+    };
     let resolved = Resolved::new(&specification, &opened, crowd)?;
     let never = AtomicBool::new(false);
     let mut engine = with_bars(|tell| launch(&opened, &resolved, &never, tell))?.engine;

@@ -5,8 +5,8 @@ use crate::units;
 use anyhow::Context;
 use glinthawk_cluster::net::{BenchOptions, bench};
 use glinthawk_cluster::peak_memory_bytes;
-use glinthawk_compute::bench::{Ceilings, ContextBench, KernelTiming, WeightBench};
-use glinthawk_compute::{ContextType, Threads};
+use glinthawk_compute::bench::{Ceilings, ContextBench, KernelTiming, PrefillBench, WeightBench};
+use glinthawk_compute::{ContextType, Isa, Threads};
 use glinthawk_launch::{isa, layers_timed, threads};
 use glinthawk_model::{Model, ModelConfig};
 use glinthawk_plan::bench::{large_cluster, paper_search, timed};
@@ -67,8 +67,35 @@ pub fn kernels(args: &KernelBenchArgs) -> anyhow::Result<ExitCode> {
                 "{shape}, int8 attention, {positions} positions: {int8}; {ratio:.2} times as fast as bf16"
             )?;
         }
+        drop((bf16, int8));
+        prefill(args, shape, config, &ceilings, isa, &threads, &mut out)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The rows of prefill attention of one shape.
+fn prefill(
+    args: &KernelBenchArgs,
+    shape: &str,
+    config: &ModelConfig,
+    ceilings: &Ceilings,
+    isa: Isa,
+    threads: &Arc<Threads>,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let fits = |positions: &&usize| **positions <= config.context_max;
+    let Some(&longest) = args.contexts.iter().filter(fits).max() else { return Ok(()) };
+    let rows_max = args.chunks.iter().copied().max().unwrap_or(1);
+    let kind = ContextType::Bf16;
+    let mut bench =
+        PrefillBench::new(config, longest, rows_max, kind, isa, Arc::clone(threads))?;
+    for &positions in args.contexts.iter().filter(fits) {
+        for &rows in args.chunks.iter().filter(|rows| **rows <= positions) {
+            let [share] = measure(args.runs, ceilings, [&mut || bench.chunk(rows, positions)]);
+            writeln!(out, "{shape}, prefill attention, {rows} rows at {positions} positions: {share}")?;
+        }
+    }
+    Ok(())
 }
 
 /// A kernel beside the limits measured at the same time; all are medians.

@@ -17,24 +17,33 @@ pub fn node_name(pipeline: Option<usize>, slice: usize, lane: Option<u32>) -> St
     }
 }
 
-/// Rows that make a separate lane worthwhile. With fewer, it is better if the cores read the weights
-/// together.
+/// Rows of a lane's average step that make a separate lane worthwhile. With fewer, it is better if the cores read the
+/// weights together.
 const LANE_ROWS_MIN: usize = 64;
 
 /// What is known about the prompts to come that affects the shape.
 #[derive(Clone, Copy, Debug)]
 pub struct Crowd {
-    /// How many there are.
+    /// How many there are: each choice of a request is one.
     pub prompts: usize,
-    /// Tokens of each in the end, on average.
-    pub tokens: usize,
+    /// Tokens that each begins with, on average.
+    pub input: usize,
+    /// Tokens generated for each, on average.
+    pub output: usize,
 }
 
 impl Crowd {
     /// One prompt alone.
-    pub const ONE: Self = Self { prompts: 1, tokens: 1 };
+    pub const ONE: Self = Self { prompts: 1, input: 1, output: 1 };
     /// For when nothing is known: many prompts of usual lengths.
-    pub const UNKNOWN: Self = Self { prompts: usize::MAX, tokens: 512 };
+    pub const UNKNOWN: Self = Self { prompts: usize::MAX, input: 256, output: 256 };
+
+    /// Rows of an average step if `together` of the prompts run at a time, in batches of up to `batch` rows. Every
+    /// generated token needs a step of its own; prompts fill batches.
+    fn rows_per_step(&self, together: usize, batch: usize) -> usize {
+        let steps = self.output + (together * self.input).div_ceil(batch);
+        together * (self.input + self.output) / steps.max(1)
+    }
 }
 
 /// The shape of a cluster, as far as every node must know it.
@@ -79,11 +88,13 @@ impl Layout {
         crowd: Crowd,
     ) -> Self {
         let page_bytes = self.model_page_bytes(config);
-        let held = memory_bytes / page_bytes / self.pages_for(crowd.tokens as u32).max(1);
+        let tokens = (crowd.input + crowd.output) as u32;
+        let held = memory_bytes / page_bytes / self.pages_for(tokens).max(1);
         let together = crowd.prompts.min(held as usize);
+        let batch = self.batch as usize;
         let worthwhile = |lanes: &usize| {
             threads.is_multiple_of(*lanes)
-                && (together / lanes).min(self.batch as usize) >= LANE_ROWS_MIN
+                && crowd.rows_per_step((together / lanes).min(batch), batch) >= LANE_ROWS_MIN
                 && memory_bytes / *lanes as u64 / page_bytes >= self.pages_for(self.context_max)
         };
         let local_lanes = (2..=threads).rev().find(worthwhile).unwrap_or(1);
@@ -270,7 +281,7 @@ mod tests {
         let config = ModelConfig::shape("smollm2-135m").expect("a known shape");
         let token_bytes = 2 * 2 * config.kv_width() as u64 * config.layers as u64;
         let lanes = |batch, threads, contexts: u64, prompts| {
-            let crowd = Crowd { prompts, tokens: 256 };
+            let crowd = Crowd { prompts, input: 1, output: 255 };
             let memory_bytes = contexts * 256 * token_bytes;
             let layout = Layout { batch, ..layout() };
             layout.with_local_lanes(&config, threads, memory_bytes, crowd).local_lanes
@@ -283,7 +294,7 @@ mod tests {
         assert_eq!(lanes(256, 16, 1000, 256), 4, "of four threads each");
         assert_eq!(lanes(256, 3, 1000, 256), 3);
         let long = Layout { context_max: 8192, ..layout() };
-        let crowd = Crowd { prompts: 1000, tokens: 16 };
+        let crowd = Crowd { prompts: 1000, input: 8, output: 8 };
         let memory_bytes = 16_000 * token_bytes;
         assert_eq!(
             long.with_local_lanes(&config, 2, memory_bytes, crowd).local_lanes,
@@ -304,6 +315,22 @@ mod tests {
         };
         assert_eq!(check(None, &[(0, 0, 0), (0, 2, 20), (1, 0, 30), (2, 2, 80)]), 90);
         assert_eq!(check(Some(7), &[(0, 1, 7), (1, 0, 14), (1, 2, 34), (2, 2, 64)]), 74);
+    }
+
+    #[test]
+    fn lanes_follow_rows_not_prompts() {
+        let config = ModelConfig::shape("smollm2-135m").expect("a known shape");
+        let lanes = |prompts, input, output| {
+            let crowd = Crowd { prompts, input, output };
+            let layout = Layout { context_max: 8192, ..layout() };
+            layout.with_local_lanes(&config, 2, 1 << 36, crowd).local_lanes
+        };
+        assert_eq!(lanes(96, 512, 16), 2);
+        assert_eq!(lanes(12, 4000, 16), 2);
+        assert_eq!(lanes(12, 16, 4000), 1);
+        assert_eq!(lanes(8, 64, 256), 1);
+        assert_eq!(lanes(2, 4000, 1), 2);
+        assert_eq!(lanes(1, 4000, 1), 1, "the second lane would have nothing to do");
     }
 
     #[test]

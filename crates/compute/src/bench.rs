@@ -1,8 +1,10 @@
 //! Measures the machine's ceilings and the kernels below them, for `glinthawk bench kernels`.
 //! Nothing here judges: it returns times, and what they were spent on.
 
+mod prefill;
 mod stages;
 
+pub use prefill::PrefillBench;
 pub use stages::{AttentionBench, StageBench, TimedStage, copy_to_device, copy_to_host};
 
 use crate::memory::Memory;

@@ -15,6 +15,7 @@ mod pages;
 mod panel_pass;
 mod product;
 mod simd;
+mod softmax;
 mod tiles;
 mod vector;
 mod weights;

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::digest::hash;
 
 /// Changes when the bytes written for the same request change.
-const FORMAT: &[u8] = b"glinthawk-output-2";
+const FORMAT: &[u8] = b"glinthawk-output-3";
 const PREFIX: &str = "batch_req_";
 
 /// Names one output line; two lines of one input never share it.

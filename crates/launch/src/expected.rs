@@ -42,8 +42,12 @@ impl Expected {
 
     /// What matters of it for the engine's shape.
     pub fn crowd(&self) -> Crowd {
-        let tokens = (self.tokens() / self.prompts as f64) as usize;
-        Crowd { prompts: self.prompts, tokens }
+        let lengths = self.workload.lengths();
+        let average = |tokens: fn(&Length) -> usize| {
+            lengths.iter().map(tokens).sum::<usize>() / lengths.len()
+        };
+        let (input, output) = (average(|length| length.prompt), average(|length| length.output));
+        Crowd { prompts: self.prompts, input, output }
     }
 
     /// Prompt and generated tokens of all prompts.

@@ -4,7 +4,7 @@
 mod attention;
 mod product;
 
-pub(super) use attention::{add_values, score_pages};
+pub(super) use attention::{add_values, add_values_of_two, score_pages, score_pages_of_two};
 pub(super) use product::multiply;
 
 use super::tiles::{PANEL, STEP, TILE, TILE_ROWS};
@@ -65,16 +65,19 @@ impl Drop for Tiles {
 
 impl Tiles {
     /// Tiles for attention with up to `rows` rows; a product takes time in proportion to them. Tiles
-    /// 0 to 3 are results, 4 is a left and 6 a right tile of 32 k, 5 and 7 are the same of 16 k.
+    /// 0 to 3 are results, 4 and 5 left tiles, 6 and 7 right ones. If the head's size is not a multiple of 32
+    /// (`tail`), 5 and 7 are for its last 16.
     ///
     /// # Safety
     /// As `whole`; `rows` is 1 to 16.
-    pub(super) unsafe fn for_attention(rows: usize) -> Self {
+    pub(super) unsafe fn for_attention(rows: usize, tail: bool) -> Self {
+        let (left, whole) = (rows as u8, TILE_ROWS as u8);
         let mut row_bytes = [ROW_BYTES as u16; 8];
-        let left = rows as u8;
-        let whole = TILE_ROWS as u8;
-        let rows = [left, left, left, left, left, left, whole, whole / 2];
-        row_bytes[5] /= 2;
+        let mut rows = [left, left, left, left, left, left, whole, whole];
+        if tail {
+            row_bytes[5] /= 2;
+            rows[7] /= 2;
+        }
         // SAFETY: as promised by the caller.
         unsafe { Self::configure(row_bytes, rows) }
     }

@@ -1,16 +1,17 @@
-//! Attention of one tile: up to 16 (row, query head) pairs of one prompt that share a key/value
-//! head, over a range of its positions, by online softmax.
+//! Attention of one job: up to 128 (row, query head) pairs of one prompt that share a key/value head, in tiles of 16,
+//! over a range of its positions, by online softmax.
 //!
-//! Positions go in blocks of 64 and splits of 1024, cut at the same positions for every row, and a
-//! position that a row may not see adds exact zeros. So a row's bits depend on the row alone, not
-//! on the other rows of its tile or on how many threads share its splits.
+//! Positions go in steps of 32, blocks of 64 and splits of 1024, cut at the same positions for every row, and a
+//! position that a row may not see adds exact zeros. So a row's bits depend on the row alone, not on the other rows of
+//! its job or on how many threads share its splits. How many blocks' values are added together (a stretch) does not
+//! change bits: a sum continues where it was.
 
 use super::amx::{self, Tiles};
 use super::for_each_isa;
-use super::functions::exp2;
-use super::int8::{self, Scales};
-use super::pages::{After, BLOCK_PAGES, Fetcher, HeadPages, PAGE};
+use super::int8;
+use super::pages::{After, BLOCK_PAGES, Fetcher, HeadPages, PAGE, STRETCH_PAGES};
 use super::simd::{SIMD_WIDTH, Simd};
+use super::softmax::{BlockRow, RunningSoftmax};
 use super::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
 use super::vector::{DotRows, dot_rows};
 use crate::memory::Memory;
@@ -20,59 +21,49 @@ use std::ops::Range;
 
 /// Pages of a split.
 pub(super) const SPLIT_PAGES: usize = 64;
-/// Stands for "no score yet": below any score, but finite, so that differences stay numbers.
-const MAXIMUM_NONE: f32 = -1e30;
-
-/// Running softmax of a tile: maxima, sums of weights, and weighted sums of values.
-pub(super) struct RunningSoftmax {
-    maxima: [f32; TILE_ROWS],
-    sums: [f32; TILE_ROWS],
-    /// [d / 16][16 rows][16]
-    values: Memory<f32>,
-}
-
-impl RunningSoftmax {
-    pub(super) fn new(head_dim: usize) -> Result<Self, ComputeError> {
-        let values = Memory::zeroed("attention sums", head_dim / SIMD_WIDTH * RESULT_TILE)?;
-        Ok(Self { maxima: [MAXIMUM_NONE; TILE_ROWS], sums: [0.0; TILE_ROWS], values })
-    }
-
-    /// Resets the first `rows` rows: they have seen nothing yet.
-    pub(super) fn clear(&mut self, rows: usize) {
-        self.maxima = [MAXIMUM_NONE; TILE_ROWS];
-        self.sums = [0.0; TILE_ROWS];
-        for values in self.values.chunks_exact_mut(RESULT_TILE) {
-            values[..rows * SIMD_WIDTH].fill(0.0);
-        }
-    }
-}
+/// Tiles of a job at most: each reads the same keys and values, so that they come from a cache.
+pub(super) const JOB_TILES: usize = 8;
+/// Pages of one step of the values' product.
+const STEP_PAGES: usize = STEP / PAGE;
+/// Tiles that go through the products together.
+const TILES_TOGETHER: usize = 2;
+/// Values copied between two groups of lines that are fetched: a page has a multiple of them.
+const COPIED: usize = 256;
+/// Weights of one tile and one stretch.
+const STRETCH_WEIGHTS: usize = STRETCH_PAGES / STEP_PAGES * TILE;
 
 /// One thread's scratch.
 pub(super) struct Workspace {
-    /// [d / 32][16 rows][32]
+    /// [tile][d / 32][16 rows][32]
     pub(super) queries: Memory<bf16>,
-    /// [page of the block][16 rows][16 positions]
+    /// [tile of two][page of the block][16 rows][16 positions]
     scores: Memory<f32>,
-    /// [64 / 32][16 rows][32 positions]
+    /// [tile of two][step of the stretch][16 rows][32 positions]
     weights: Memory<bf16>,
-    /// For int8 pages, the keys or the values of a block as bf16: [page of the block][16 d]
-    widened: Memory<bf16>,
-    pub(super) part: RunningSoftmax,
-    pub(super) total: RunningSoftmax,
+    /// For int8 pages, a stretch's keys as bf16: [page][16 d]
+    keys: Memory<bf16>,
+    /// For int8 pages and for tiles, a stretch's values as bf16, one page after the other: [page][16 / 2][d][2]
+    values: Memory<bf16>,
+    /// One for each tile of the job.
+    pub(super) parts: Vec<RunningSoftmax>,
+    pub(super) totals: Vec<RunningSoftmax>,
     /// The thread's tiles while it attends, and for how many rows they are configured.
     pub(super) tiles: Option<(usize, Tiles)>,
 }
 
 impl Workspace {
     pub(super) fn new(head_dim: usize, context_type: ContextType) -> Result<Self, ComputeError> {
-        let widened_pages = if context_type == ContextType::Int8 { BLOCK_PAGES } else { 0 };
+        let keys_pages = if context_type == ContextType::Int8 { STRETCH_PAGES } else { 0 };
+        let softmaxes = || (0..JOB_TILES).map(|_| RunningSoftmax::new(head_dim));
+        let scores = TILES_TOGETHER * BLOCK_PAGES * RESULT_TILE;
         Ok(Self {
-            queries: Memory::zeroed("queries", head_dim.div_ceil(STEP) * TILE)?,
-            scores: Memory::zeroed("scores", BLOCK_PAGES * RESULT_TILE)?,
-            weights: Memory::zeroed("attention weights", BLOCK_PAGES * PAGE / STEP * TILE)?,
-            widened: Memory::zeroed("widened pages", widened_pages * PAGE * head_dim)?,
-            part: RunningSoftmax::new(head_dim)?,
-            total: RunningSoftmax::new(head_dim)?,
+            queries: Memory::zeroed("queries", JOB_TILES * head_dim.div_ceil(STEP) * TILE)?,
+            scores: Memory::zeroed("scores", scores)?,
+            weights: Memory::zeroed("attention weights", TILES_TOGETHER * STRETCH_WEIGHTS)?,
+            keys: Memory::zeroed("widened keys", keys_pages * PAGE * head_dim)?,
+            values: Memory::zeroed("values of a stretch", STRETCH_PAGES * PAGE * head_dim)?,
+            parts: softmaxes().collect::<Result<_, _>>()?,
+            totals: softmaxes().collect::<Result<_, _>>()?,
             tiles: None,
         })
     }
@@ -81,33 +72,56 @@ impl Workspace {
     ///
     /// # Safety
     /// The machine has AMX and the process may use it.
-    unsafe fn configure_tiles(&mut self, rows: usize) {
+    unsafe fn configure_tiles(&mut self, rows: usize, head_dim: usize) {
         if self.tiles.as_ref().is_none_or(|(configured, _)| *configured != rows) {
             // Drop the old configuration first: dropping it releases the tiles' state.
             self.tiles = None;
+            let tail = !head_dim.is_multiple_of(STEP);
             // SAFETY: as promised by the caller.
-            self.tiles = Some((rows, unsafe { Tiles::for_attention(rows) }));
+            self.tiles = Some((rows, unsafe { Tiles::for_attention(rows, tail) }));
         }
     }
 }
 
-/// The rows of a tile and what each may see.
-pub(super) struct Tile<'a> {
+/// The rows of a job and what each may see.
+#[derive(Clone, Copy)]
+pub(super) struct Queries<'a> {
     pub(super) pages: &'a [u32],
-    /// First position each tile row sees, and its last.
-    pub(super) seen: [(u32, u32); TILE_ROWS],
+    /// Position of the first row. The next row is the next query head at the same position, or the first one at the
+    /// next position.
+    pub(super) position: u32,
+    /// The first row's query head and how many there are.
+    pub(super) head: u32,
+    pub(super) heads: u32,
+    /// Positions that a row sees, its own included.
+    pub(super) window: u32,
     pub(super) rows: usize,
     /// Whether products run on AMX tiles.
     pub(super) tiles: bool,
 }
 
-impl Tile<'_> {
-    /// Pages that any row sees.
+impl Queries<'_> {
+    /// The first and the last position that a row sees.
+    #[inline(always)]
+    fn seen(&self, row: usize) -> (u32, u32) {
+        let last = self.position + (self.head + row as u32) / self.heads;
+        (last.saturating_sub(self.window - 1), last)
+    }
+
+    /// Pages that any row sees, from a step's first page on.
     pub(super) fn range(&self) -> Range<usize> {
-        let rows = &self.seen[..self.rows];
-        let first = rows.iter().map(|seen| seen.0).min().expect("a tile has rows");
-        let last = rows.iter().map(|seen| seen.1).max().expect("a tile has rows");
-        first as usize / PAGE..last as usize / PAGE + 1
+        self.range_of(0..self.rows)
+    }
+
+    #[inline(always)]
+    fn range_of(&self, rows: Range<usize>) -> Range<usize> {
+        let (first, last) = (self.seen(rows.start).0, self.seen(rows.end - 1).1);
+        first as usize / STEP * STEP_PAGES..last as usize / PAGE + 1
+    }
+
+    /// How many tiles the rows fill.
+    pub(super) fn tile_count(&self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
     }
 }
 
@@ -134,241 +148,51 @@ for_each_isa! {
     fn store = store_simd(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize)
 }
 
-/// Attends the queries in `work` to the given pages, all of one split, into `work.part`. `after` is
+/// Attends the queries in `work` to the given pages, all of one split, into `work.parts`. `after` is
 /// what will be needed next.
 #[inline(always)]
 unsafe fn attend_simd<S: Simd>(
-    tile: &Tile<'_>,
+    queries: &Queries<'_>,
     head: HeadPages,
     range: &Range<usize>,
     after: After<'_>,
     work: &mut Workspace,
 ) {
-    work.part.clear(tile.rows);
-    if tile.tiles {
+    for (tile, part) in work.parts[..queries.tile_count()].iter_mut().enumerate() {
+        part.clear((queries.rows - tile * TILE_ROWS).min(TILE_ROWS));
+    }
+    if queries.tiles {
         // SAFETY: the context was made only after checking that the machine has the instruction
         // set.
-        unsafe { work.configure_tiles(tile.rows) };
+        unsafe { work.configure_tiles(queries.rows.min(TILE_ROWS), head.head_dim) };
     }
+    let several = queries.tile_count() > 1;
+    let stretch_pages = if several { STRETCH_PAGES } else { BLOCK_PAGES };
     let mut page = range.start;
     while page < range.end {
-        let end = (page / BLOCK_PAGES * BLOCK_PAGES + BLOCK_PAGES).min(range.end);
-        let pages = &tile.pages[page..end];
-        // SAFETY: pages of the tile exist, and buffers have room for a block, by construction.
+        let end = ((page / stretch_pages + 1) * stretch_pages).min(range.end);
+        let after = if end < range.end {
+            After { head, pages: &queries.pages[end..range.end], written: None }
+        } else {
+            after
+        };
+        let fetcher = Fetcher::new(after, stretch_pages);
+        // SAFETY: pages of the job exist, and buffers have room for a stretch, by construction.
         unsafe {
-            let mut fetcher = Fetcher::new(if end < range.end {
-                After { head, pages: &tile.pages[end..range.end], written: None }
-            } else {
-                after
-            });
-            let mut block = [std::ptr::null(); BLOCK_PAGES];
-            for (pointer, &page) in block.iter_mut().zip(pages) {
-                *pointer = head.page(page);
+            let mut stretch = Stretch::new(queries, head, page..end, fetcher);
+            match head.context_type {
+                ContextType::Bf16 => stretch.attend::<S, false>(work),
+                ContextType::Int8 => stretch.attend::<S, true>(work),
             }
-            let block = Block { pages: block, count: pages.len(), position: page * PAGE };
-            attend_block::<S>(tile, head, &block, work, &mut fetcher);
         }
         page = end;
     }
 }
 
-/// Pages between two updates of the softmax.
-struct Block {
-    pages: [*const u8; BLOCK_PAGES],
-    count: usize,
-    /// First position of the first page.
-    position: usize,
-}
-
-/// Attends to one block.
-#[inline(always)]
-unsafe fn attend_block<S: Simd>(
-    tile: &Tile<'_>,
-    head: HeadPages,
-    block: &Block,
-    work: &mut Workspace,
-    fetcher: &mut Fetcher,
-) {
-    let (dim, part_values) = (head.head_dim, PAGE * head.head_dim);
-    // SAFETY: as promised by the caller; values follow the keys.
-    unsafe {
-        match head.context_type {
-            ContextType::Bf16 => {
-                let keys = block.pages.map(|page| page.cast::<bf16>());
-                let values = keys.map(|keys| keys.wrapping_add(part_values));
-                score_pages::<S>(tile, dim, &keys[..block.count], work, fetcher);
-                weigh_rows::<S, false>(tile, dim, block, work, fetcher);
-                add_values::<S>(tile, dim, &values[..block.count], work, fetcher);
-            }
-            ContextType::Int8 => {
-                let keys = block.pages.map(|page| page.cast::<i8>());
-                let values = keys.map(|keys| keys.wrapping_add(part_values));
-                let into = work.widened.as_mut_ptr();
-                let widened: [_; BLOCK_PAGES] =
-                    std::array::from_fn(|page| into.wrapping_add(page * part_values).cast_const());
-                let widened = &widened[..block.count];
-                int8::widen::<S>(&keys[..block.count], part_values, into, tile.tiles, fetcher);
-                score_pages::<S>(tile, dim, widened, work, fetcher);
-                weigh_rows::<S, true>(tile, dim, block, work, fetcher);
-                int8::widen::<S>(&values[..block.count], part_values, into, tile.tiles, fetcher);
-                add_values::<S>(tile, dim, widened, work, fetcher);
-            }
-        }
-    }
-}
-
-/// Scores of all rows for a block's pages: q · k, not yet scaled.
-#[inline(always)]
-unsafe fn score_pages<S: Simd>(
-    tile: &Tile<'_>,
-    head_dim: usize,
-    keys: &[*const bf16],
-    work: &mut Workspace,
-    fetcher: &mut Fetcher,
-) {
-    // SAFETY: as promised by the caller.
-    unsafe {
-        let into = work.scores.as_mut_ptr();
-        if tile.tiles {
-            return amx::score_pages(work.queries.as_ptr(), keys, head_dim, into, fetcher);
-        }
-        for (index, &keys) in keys.iter().enumerate() {
-            fetcher.fetch(head_dim / SIMD_WIDTH);
-            dot_rows::<S>(&DotRows {
-                left: work.queries.as_ptr(),
-                rows: tile.rows,
-                right: keys,
-                right_pair: 2 * PAGE,
-                right_panel: 0,
-                panels: 1,
-                pairs: head_dim / 2,
-                result: into.add(index * RESULT_TILE),
-                accumulate: false,
-            });
-        }
-    }
-}
-
-/// Turns the scores of a block into weights, row by row. If pages have scales (`SCALED`), a key's
-/// scale multiplies its score. A value's scale multiplies its weight, after the weight was added to
-/// the sum.
-#[inline(always)]
-unsafe fn weigh_rows<S: Simd, const SCALED: bool>(
-    tile: &Tile<'_>,
-    head_dim: usize,
-    block: &Block,
-    work: &mut Workspace,
-    fetcher: &mut Fetcher,
-) {
-    let share = fetcher.share_of_row(tile.rows);
-    for row in 0..tile.rows {
-        fetcher.fetch(share);
-        // SAFETY: as promised by the caller.
-        unsafe { weigh_row::<S, SCALED>(tile, row, head_dim, block, work) };
-    }
-}
-
-/// Turns one row's scores of a block into weights, and rescales what came before.
-#[inline(always)]
-unsafe fn weigh_row<S: Simd, const SCALED: bool>(
-    tile: &Tile<'_>,
-    row: usize,
-    head_dim: usize,
-    block: &Block,
-    work: &mut Workspace,
-) {
-    let pages = &block.pages[..block.count];
-    let (first, last) = tile.seen[row];
-    // SAFETY: rows and pages inside the block's buffers.
-    unsafe {
-        let scale = S::splat(std::f32::consts::LOG2_E / (head_dim as f32).sqrt());
-        let none = S::splat(f32::NEG_INFINITY);
-        let mut scores = [none; BLOCK_PAGES];
-        let mut maximum = none;
-        for (page, (score, &at)) in scores.iter_mut().zip(pages).enumerate() {
-            let start = block.position + page * PAGE;
-            *score = S::load(work.scores.as_ptr().add(page * RESULT_TILE + row * PAGE));
-            if SCALED {
-                *score = score.multiply(S::load((*Scales::of(at, head_dim)).keys.as_ptr()));
-            }
-            *score = score.multiply(scale);
-            if start < first as usize || start + PAGE - 1 > last as usize {
-                let positions = S::load(COUNT.as_ptr()).add(S::splat(start as f32));
-                *score = positions.if_greater(S::splat(last as f32), none, *score);
-                *score = S::splat(first as f32).if_greater(positions, none, *score);
-            }
-            maximum = maximum.max(*score);
-        }
-        let part = &mut work.part;
-        let before = part.maxima[row];
-        let maximum = maximum.largest().max(before);
-        let mut sum = S::splat(0.0);
-        for (page, (score, &at)) in scores.into_iter().zip(pages).enumerate() {
-            let mut weight = exp2(score.subtract(S::splat(maximum)));
-            sum = sum.add(weight);
-            if SCALED {
-                weight = weight.multiply(S::load((*Scales::of(at, head_dim)).values.as_ptr()));
-            }
-            let place = page / 2 * TILE + row * STEP + page % 2 * PAGE;
-            weight.store_bf16(work.weights.as_mut_ptr().add(place));
-        }
-        if maximum > before {
-            let factor = S::splat(before - maximum);
-            let factor = exp2(factor);
-            for values in part.values.chunks_exact_mut(RESULT_TILE) {
-                let values = values[row * SIMD_WIDTH..].as_mut_ptr();
-                S::load(values).multiply(factor).store(values);
-            }
-            part.sums[row] *= factor.to_array()[0];
-            part.maxima[row] = maximum;
-        }
-        part.sums[row] += sum.sum();
-    }
-}
-
-/// Adds the block's values, weighted.
-#[inline(always)]
-unsafe fn add_values<S: Simd>(
-    tile: &Tile<'_>,
-    head_dim: usize,
-    values: &[*const bf16],
-    work: &mut Workspace,
-    fetcher: &mut Fetcher,
-) {
-    // SAFETY: as promised by the caller.
-    unsafe {
-        if tile.tiles {
-            let into = work.part.values.as_mut_ptr();
-            return amx::add_values(work.weights.as_ptr(), values, head_dim, into, fetcher);
-        }
-        for (index, &values) in values.iter().enumerate() {
-            let columns = head_dim / SIMD_WIDTH;
-            for column in (0..columns).step_by(2) {
-                let panels = (columns - column).min(2);
-                fetcher.fetch(2 * panels);
-                dot_rows::<S>(&DotRows {
-                    left: work.weights.as_ptr().add(index / 2 * TILE + index % 2 * PAGE),
-                    rows: tile.rows,
-                    right: values.add(2 * SIMD_WIDTH * column),
-                    right_pair: 2 * head_dim,
-                    right_panel: 2 * SIMD_WIDTH,
-                    panels,
-                    pairs: PAGE / 2,
-                    result: work.part.values.as_mut_ptr().add(column * RESULT_TILE),
-                    accumulate: true,
-                });
-            }
-        }
-    }
-}
-
-const COUNT: [f32; SIMD_WIDTH] =
-    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
-
 for_each_isa! {
-    /// Attends a tile to the pages of one split.
+    /// Attends a job to the pages of one split.
     fn attend = attend_simd(
-        tile: &Tile<'_>,
+        queries: &Queries<'_>,
         head: HeadPages,
         range: &Range<usize>,
         after: After<'_>,
@@ -376,53 +200,251 @@ for_each_isa! {
     )
 }
 
-/// Adds a split's part to the total. Rows that saw nothing in the split do not change.
-#[inline(always)]
-unsafe fn combine_simd<S: Simd>(rows: usize, part: &RunningSoftmax, total: &mut RunningSoftmax) {
-    for row in (0..rows).filter(|&row| part.sums[row] != 0.0) {
-        let maximum = total.maxima[row].max(part.maxima[row]);
-        // SAFETY: rows of both parts, which are of one size.
+/// Pages whose values are added together.
+struct Stretch<'a> {
+    queries: &'a Queries<'a>,
+    head: HeadPages,
+    range: Range<usize>,
+    pages: [*const u8; STRETCH_PAGES],
+    /// Whether the values are where the products want them.
+    values_ready: bool,
+    fetcher: Fetcher<'a>,
+}
+
+impl<'a> Stretch<'a> {
+    #[inline(always)]
+    unsafe fn new(
+        queries: &'a Queries<'a>,
+        head: HeadPages,
+        range: Range<usize>,
+        fetcher: Fetcher<'a>,
+    ) -> Self {
+        let mut pages = [std::ptr::null(); STRETCH_PAGES];
+        for (pointer, &page) in pages.iter_mut().zip(&queries.pages[range.clone()]) {
+            // SAFETY: the page exists, as promised by the caller.
+            *pointer = unsafe { head.page(page) };
+        }
+        Self { queries, head, range, pages, values_ready: false, fetcher }
+    }
+
+    /// Attends all tiles. The keys and values of a stretch stay in a cache meanwhile.
+    #[inline(always)]
+    unsafe fn attend<S: Simd, const SCALED: bool>(&mut self, work: &mut Workspace) {
+        // SAFETY: as promised by the caller.
         unsafe {
-            let old = exp2(S::splat(total.maxima[row] - maximum));
-            let new = exp2(S::splat(part.maxima[row] - maximum));
-            let tiles = total
-                .values
-                .chunks_exact_mut(RESULT_TILE)
-                .zip(part.values.chunks_exact(RESULT_TILE));
-            for (total, part) in tiles {
-                let total = total[row * SIMD_WIDTH..].as_mut_ptr();
-                let part = S::load(part[row * SIMD_WIDTH..].as_ptr()).multiply(new);
-                S::load(total).multiply_add(old, part).store(total);
+            if SCALED {
+                let count = PAGE * self.head.head_dim;
+                let into = work.keys.as_mut_ptr();
+                let pages = self.pages.map(|page| page.cast());
+                let pages = &pages[..self.range.len()];
+                int8::widen::<S>(pages, count, into, self.queries.tiles, &mut self.fetcher);
             }
-            total.sums[row] =
-                total.sums[row] * old.to_array()[0] + part.sums[row] * new.to_array()[0];
-            total.maxima[row] = maximum;
+            let together = if self.queries.tiles && self.head.head_dim.is_multiple_of(STEP) {
+                TILES_TOGETHER
+            } else {
+                1
+            };
+            let count = self.queries.tile_count();
+            for first in (0..count).step_by(together) {
+                self.attend_tiles::<S, SCALED>(first..(first + together).min(count), work);
+            }
+        }
+    }
+
+    /// Attends one tile or two.
+    #[inline(always)]
+    unsafe fn attend_tiles<S: Simd, const SCALED: bool>(
+        &mut self,
+        tiles: Range<usize>,
+        work: &mut Workspace,
+    ) {
+        let head_dim = self.head.head_dim;
+        let scale = std::f32::consts::LOG2_E / (head_dim as f32).sqrt();
+        let rows = tiles.start * TILE_ROWS..(tiles.end * TILE_ROWS).min(self.queries.rows);
+        let seen = self.queries.range_of(rows.clone());
+        let end = self.range.end.min(seen.end);
+        let mut page = self.range.start.max(seen.start);
+        let mut added = page;
+        let share = if self.queries.tile_count() == 1 {
+            self.fetcher.share_of_row(rows.len())
+        } else {
+            let blocks = self.range.len().div_ceil(BLOCK_PAGES);
+            self.fetcher.whole_share_of_row(blocks * self.queries.rows)
+        };
+        // SAFETY: as promised by the caller.
+        unsafe {
+            while page < end {
+                let block_end = ((page / BLOCK_PAGES + 1) * BLOCK_PAGES).min(end);
+                let block = page - self.range.start..block_end - self.range.start;
+                self.score::<S, SCALED>(&tiles, block.clone(), work);
+                let mut raised = false;
+                for row in rows.clone() {
+                    self.fetcher.fetch(share);
+                    let (tile, tile_row) = (row / TILE_ROWS, row % TILE_ROWS);
+                    let (scores, weights) =
+                        (work.scores.as_ptr(), stretch_weights(work, tile - tiles.start));
+                    let tile_scores = (tile - tiles.start) * BLOCK_PAGES * RESULT_TILE;
+                    let block = BlockRow {
+                        scores: scores.add(tile_scores + tile_row * PAGE),
+                        weights: weights.add(block.start / STEP_PAGES * TILE + tile_row * STEP),
+                        pages: &self.pages[block.clone()],
+                        position: page * PAGE,
+                        seen: self.queries.seen(row),
+                        head_dim,
+                        scale,
+                    };
+                    raised |= work.parts[tile].weigh::<S, SCALED>(tile_row, &block);
+                }
+                if raised {
+                    self.add_values::<S, SCALED>(&tiles, added..page, work);
+                    work.parts[tiles.clone()].iter_mut().for_each(|part| part.scale_values::<S>());
+                    added = page;
+                }
+                page = block_end;
+            }
+            self.add_values::<S, SCALED>(&tiles, added..end, work);
+        }
+    }
+
+    /// Scores of one tile or two for a block's pages, counted from the stretch's first: q · k, not yet scaled.
+    #[inline(always)]
+    unsafe fn score<S: Simd, const SCALED: bool>(
+        &mut self,
+        tiles: &Range<usize>,
+        block: Range<usize>,
+        work: &mut Workspace,
+    ) {
+        let head_dim = self.head.head_dim;
+        let mut keys = [std::ptr::null(); BLOCK_PAGES];
+        for (keys, page) in keys.iter_mut().zip(block.clone()) {
+            *keys = match SCALED {
+                true => work.keys.as_ptr().wrapping_add(page * PAGE * head_dim),
+                false => self.pages[page].cast(),
+            };
+        }
+        let keys = &keys[..block.len()];
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let queries = work.queries.as_ptr().add(tiles.start * head_dim.div_ceil(STEP) * TILE);
+            let into = work.scores.as_mut_ptr();
+            if tiles.len() == TILES_TOGETHER {
+                return amx::score_pages_of_two(queries, keys, head_dim, into);
+            }
+            if self.queries.tiles {
+                return amx::score_pages(queries, keys, head_dim, into, &mut self.fetcher);
+            }
+            for (index, &keys) in keys.iter().enumerate() {
+                self.fetcher.fetch(head_dim / SIMD_WIDTH);
+                dot_rows::<S>(&DotRows {
+                    left: queries,
+                    rows: (self.queries.rows - tiles.start * TILE_ROWS).min(TILE_ROWS),
+                    right: keys,
+                    right_pair: 2 * PAGE,
+                    right_panel: 0,
+                    panels: 1,
+                    pairs: head_dim / 2,
+                    result: into.add(index * RESULT_TILE),
+                    accumulate: false,
+                });
+            }
+        }
+    }
+
+    /// Adds the values of some pages, weighted, to the sums of one tile or two.
+    #[inline(always)]
+    unsafe fn add_values<S: Simd, const SCALED: bool>(
+        &mut self,
+        tiles: &Range<usize>,
+        pages: Range<usize>,
+        work: &mut Workspace,
+    ) {
+        if pages.is_empty() {
+            return;
+        }
+        let head_dim = self.head.head_dim;
+        let pages = pages.start - self.range.start..pages.end - self.range.start;
+        // SAFETY: as promised by the caller.
+        unsafe {
+            self.prepare_values::<S, SCALED>(work);
+            let (step, steps) = (pages.start / STEP_PAGES, pages.len().div_ceil(STEP_PAGES));
+            let weights = stretch_weights(work, 0).add(step * TILE);
+            let copied = work.values.as_ptr().wrapping_add(pages.start * PAGE * head_dim);
+            let into = work.parts[tiles.start].values.as_mut_ptr();
+            if tiles.len() == TILES_TOGETHER {
+                let into = [into, work.parts[tiles.start + 1].values.as_mut_ptr()];
+                let tile = STRETCH_WEIGHTS;
+                return amx::add_values_of_two(weights, tile, copied, steps, head_dim, into);
+            }
+            if self.queries.tiles {
+                let fetcher = &mut self.fetcher;
+                return amx::add_values(weights, copied, steps, head_dim, into, fetcher);
+            }
+            let columns = head_dim / SIMD_WIDTH;
+            for page in pages.clone() {
+                let values: *const bf16 = match SCALED {
+                    true => work.values.as_ptr().wrapping_add(page * PAGE * head_dim),
+                    false => self.pages[page].cast::<bf16>().wrapping_add(PAGE * head_dim),
+                };
+                for column in (0..columns).step_by(2) {
+                    let panels = (columns - column).min(2);
+                    self.fetcher.fetch(2 * panels);
+                    dot_rows::<S>(&DotRows {
+                        left: stretch_weights(work, 0)
+                            .add(page / STEP_PAGES * TILE + page % STEP_PAGES * PAGE),
+                        rows: (self.queries.rows - tiles.start * TILE_ROWS).min(TILE_ROWS),
+                        right: values.add(2 * SIMD_WIDTH * column),
+                        right_pair: 2 * head_dim,
+                        right_panel: 2 * SIMD_WIDTH,
+                        panels,
+                        pairs: PAGE / 2,
+                        result: into.add(column * RESULT_TILE),
+                        accumulate: true,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Brings the values of all pages to where the products want them. A tile holds those of two pages, so they must
+    /// stand one after the other.
+    #[inline(always)]
+    unsafe fn prepare_values<S: Simd, const SCALED: bool>(&mut self, work: &mut Workspace) {
+        if self.values_ready || !(SCALED || self.queries.tiles) {
+            return;
+        }
+        self.values_ready = true;
+        let count = PAGE * self.head.head_dim;
+        let into = work.values.as_mut_ptr();
+        let stored = self.range.len();
+        let fetched = usize::from(self.queries.tile_count() == 1);
+        // SAFETY: a stretch's pages have `count` values each, and `into` has room for a whole stretch.
+        unsafe {
+            if SCALED {
+                let values = self.pages.map(|page| page.wrapping_add(count).cast());
+                let tiles = self.queries.tiles;
+                int8::widen::<S>(&values[..stored], count, into, tiles, &mut self.fetcher);
+            } else {
+                for (page, &stored) in self.pages[..stored].iter().enumerate() {
+                    let values = stored.cast::<bf16>().add(count);
+                    for start in (0..count).step_by(COPIED) {
+                        self.fetcher.fetch(fetched);
+                        for line in (start..start + COPIED).step_by(2 * SIMD_WIDTH) {
+                            let into = into.add(page * count + line);
+                            S::load(values.add(line).cast()).store(into.cast());
+                        }
+                    }
+                }
+            }
+            if !stored.is_multiple_of(STEP_PAGES) {
+                // Their weights are 0, but what an earlier stretch left there may be NaN.
+                into.add(stored * count).write_bytes(0, count);
+            }
         }
     }
 }
 
-for_each_isa! {
-    /// Adds a split's part to the total.
-    fn combine = combine_simd(rows: usize, part: &RunningSoftmax, total: &mut RunningSoftmax)
-}
-
-/// The attention output of one tile row, `head_dim` values.
+/// The weights of a stretch, of the first or the second tile.
 #[inline(always)]
-unsafe fn finish_row_simd<S: Simd>(row: usize, total: &RunningSoftmax, into: *mut bf16) {
-    // SAFETY: `into` has room for the head, as promised by the caller.
-    unsafe {
-        let reciprocal = S::splat(1.0 / total.sums[row]);
-        for (column, values) in total.values.chunks_exact(RESULT_TILE).enumerate() {
-            // Adding 0 turns a negative zero into a positive one. Otherwise the sign could depend
-            // on the rest of the tile.
-            let value = S::load(values[row * SIMD_WIDTH..].as_ptr())
-                .multiply_add(reciprocal, S::splat(0.0));
-            value.store_bf16(into.add(column * SIMD_WIDTH));
-        }
-    }
-}
-
-for_each_isa! {
-    /// Writes one row's attention output.
-    fn finish_row = finish_row_simd(row: usize, total: &RunningSoftmax, into: *mut bf16)
+fn stretch_weights(work: &mut Workspace, tile: usize) -> *mut bf16 {
+    work.weights[tile * STRETCH_WEIGHTS..].as_mut_ptr()
 }

@@ -3,8 +3,9 @@
 
 mod batch;
 
-use super::attention::{self, RunningSoftmax, SPLIT_PAGES, Workspace};
+use super::attention::{self, JOB_TILES, SPLIT_PAGES, Workspace};
 use super::pages::{After, PAGE};
+use super::softmax::RunningSoftmax;
 use super::tiles::TILE_ROWS;
 use crate::memory::{Memory, SharedMut};
 use crate::tables::BoundRow;
@@ -45,17 +46,24 @@ struct Shape {
     pages: usize,
 }
 
-/// One tile to attend: some rows of a run and some query heads of one key/value head.
+/// A few tiles to attend: some pairs of a run's rows and the query heads of one key/value head.
 struct Job {
-    rows: Range<usize>,
+    /// The run's first row.
+    row: usize,
     kv_head: usize,
-    /// Query heads, counted within the group of the key/value head.
-    heads: Range<usize>,
-    /// Whether the job first stores its rows.
+    /// Pairs of row and query head, counted from the run's first row: row by row, head by head.
+    pairs: Range<usize>,
+    /// Whether the job first stores its row.
     stores: bool,
-    /// Splits and the places of their parts, if splits are shared out one by one.
+    /// Splits and the places of their parts, if splits are shared out one by one: each has one for every tile.
     splits: Range<usize>,
     first_part: usize,
+}
+
+impl Job {
+    fn tiles(&self) -> usize {
+        self.pairs.len().div_ceil(TILE_ROWS)
+    }
 }
 
 impl Shape {
@@ -118,7 +126,7 @@ impl X86Context {
         }
         let distinct = self.are_distinct(rows);
         let group = self.shape.group();
-        let rows_per_tile = (TILE_ROWS / group).max(1);
+        let job_pairs = self.job_tiles() * TILE_ROWS;
         for run in &self.runs {
             // Only a single row's own jobs use its keys and values. They are best written just
             // before, so that the page is in the cache.
@@ -135,25 +143,30 @@ impl X86Context {
                     start += len;
                 }
             }
-            for start in run.clone().step_by(rows_per_tile) {
-                let rows = start..(start + rows_per_tile).min(run.end);
-                for kv_head in 0..self.shape.config.kv_heads {
-                    for first in (0..group).step_by(TILE_ROWS) {
-                        let heads = first..(first + TILE_ROWS).min(group);
-                        let job = Job {
-                            rows: rows.clone(),
-                            kv_head,
-                            heads,
-                            stores,
-                            splits: 0..0,
-                            first_part: 0,
-                        };
-                        self.jobs.push(job);
-                    }
+            let pairs = run.len() * group;
+            for kv_head in 0..self.shape.config.kv_heads {
+                // A head's jobs follow each other: they read the same pages.
+                for first in (0..pairs).step_by(job_pairs) {
+                    self.jobs.push(Job {
+                        row: run.start,
+                        kv_head,
+                        pairs: first..(first + job_pairs).min(pairs),
+                        stores,
+                        splits: 0..0,
+                        first_part: 0,
+                    });
                 }
             }
         }
         distinct
+    }
+
+    /// Tiles of a job: as many as may be, as long as every thread has a few jobs.
+    fn job_tiles(&self) -> usize {
+        let run_tiles = |run: &Range<usize>| (run.len() * self.shape.group()).div_ceil(TILE_ROWS);
+        let tiles = self.runs.iter().map(run_tiles).sum::<usize>() * self.shape.config.kv_heads;
+        let even = tiles / (JOBS_PER_THREAD * self.threads.count()) / 2 * 2;
+        even.clamp(2, JOB_TILES)
     }
 
     /// Whether all runs are of different slots.
@@ -173,19 +186,19 @@ impl X86Context {
         distinct
     }
 
-    /// Gives each split of each job a part of its own; returns how many there are.
+    /// Gives each tile of each split of each job a part of its own; returns how many splits there are.
     fn plan_splits(&mut self, rows: &[BoundRow<'_>]) -> Result<usize, ComputeError> {
         let mut parts = 0;
         for job in &mut self.jobs {
-            let pages = self.shape.tile(rows, job).range();
+            let pages = self.shape.queries(rows, job).range();
             job.splits = pages.start / SPLIT_PAGES..pages.end.div_ceil(SPLIT_PAGES);
             job.first_part = parts;
-            parts += job.splits.len();
+            parts += job.splits.len() * job.tiles();
         }
         while self.parts.len() < parts {
             self.parts.push(RunningSoftmax::new(self.shape.config.head_dim)?);
         }
-        Ok(parts)
+        Ok(self.jobs.iter().map(|job| job.splits.len()).sum())
     }
 
     /// Stores and attends rows whose pages are bound.
@@ -200,7 +213,7 @@ impl X86Context {
         let few =
             self.threads.count() > 1 && self.jobs.len() < JOBS_PER_THREAD * self.threads.count();
         let long = rows.iter().any(|row| row.position as usize / PAGE >= SPLIT_PAGES);
-        let parts = if few && long { self.plan_splits(rows).unwrap_or(0) } else { 0 };
+        let splits = if few && long { self.plan_splits(rows).unwrap_or(0) } else { 0 };
         let shape = &self.shape;
         let layer_bytes = shape.page_bytes() * shape.pages;
         let batch = Batch {
@@ -214,18 +227,18 @@ impl X86Context {
         };
         batch.check();
         let jobs = &self.jobs;
-        if distinct && parts == 0 {
+        if distinct && splits == 0 {
             batch.store_segments(&self.threads, &self.segments);
         } else {
             batch.store_rows(&self.threads);
         }
         let team = Team { isa: shape.isa, threads: &self.threads };
-        if parts == 0 {
+        if splits == 0 {
             team.run(jobs.len(), &mut self.workspaces, |job, next, work| {
                 batch.attend_whole(&jobs[job], jobs.get(next), work);
             });
         } else {
-            attend_split(&team, &batch, jobs, parts, &mut self.parts, &mut self.workspaces);
+            attend_split(&team, &batch, jobs, &mut self.parts, &mut self.workspaces);
         }
     }
 }
@@ -243,32 +256,34 @@ fn attend_split(
     team: &Team<'_>,
     batch: &Batch<'_>,
     jobs: &[Job],
-    parts: usize,
-    made: &mut [RunningSoftmax],
+    parts: &mut [RunningSoftmax],
     workspaces: &mut [Workspace],
 ) {
-    let shared = SharedMut::new(made);
-    team.run(parts, workspaces, |part, _, work| {
-        let job = jobs.iter().rfind(|job| job.first_part <= part).expect("every part has a job");
-        let tile = batch.shape.tile(batch.rows, job);
-        let pages = split_pages(job.splits.start + part - job.first_part, &tile.range());
+    let splits = |job: usize| (0..jobs[job].splits.len()).map(move |split| (job, split));
+    let tasks: Vec<(usize, usize)> = (0..jobs.len()).flat_map(splits).collect();
+    let shared = SharedMut::new(parts);
+    team.run(tasks.len(), workspaces, |task, _, work| {
+        let (job, split) = (&jobs[tasks[task].0], tasks[task].1);
+        let queries = batch.shape.queries(batch.rows, job);
+        let pages = split_pages(job.splits.start + split, &queries.range());
         batch.load_queries(job, &mut work.queries);
-        // SAFETY: the instruction set is there, the pages are; no other task has this part.
+        // SAFETY: the instruction set is there, the pages are; no other task has these parts.
         unsafe {
             let head = batch.head_pages(job.kv_head);
             let after = After { head, pages: &[], written: None };
-            attention::attend(team.isa, &tile, head, &pages, after, work);
-            std::mem::swap(&mut work.part, &mut shared.part(part, 1)[0]);
+            attention::attend(team.isa, &queries, head, &pages, after, work);
+            let parts = shared.part(job.first_part + split * job.tiles(), job.tiles());
+            work.parts[..job.tiles()].swap_with_slice(parts);
         }
     });
-    let total = &mut workspaces[0].total;
+    let totals = &mut workspaces[0].totals;
     for job in jobs {
-        total.clear(job.rows.len() * job.heads.len());
-        for part in &made[job.first_part..][..job.splits.len()] {
-            // SAFETY: the instruction set is there.
-            unsafe { attention::combine(team.isa, job.rows.len() * job.heads.len(), part, total) };
+        let parts = &parts[job.first_part..][..job.splits.len() * job.tiles()];
+        totals[..job.tiles()].iter_mut().for_each(|total| total.clear(TILE_ROWS));
+        for parts in parts.chunks_exact(job.tiles()) {
+            batch.combine(job, parts, totals);
         }
-        batch.finish(job, total);
+        batch.finish(job, totals);
     }
 }
 

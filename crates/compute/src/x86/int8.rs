@@ -67,7 +67,7 @@ pub(super) unsafe fn widen<S: Simd>(
     count: usize,
     into: *mut bf16,
     tiles: bool,
-    fetcher: &mut Fetcher,
+    fetcher: &mut Fetcher<'_>,
 ) {
     let by_table = tiles && is_x86_feature_detected!("avx512vbmi");
     // SAFETY: `count` is a multiple of 256, and pages and `into` hold that many values, as promised

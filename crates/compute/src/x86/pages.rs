@@ -7,6 +7,8 @@ use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 pub(crate) const PAGE: usize = 16;
 /// Pages between two updates of the softmax.
 pub(super) const BLOCK_PAGES: usize = 4;
+/// Pages whose values are added together, if a job has several tiles.
+pub(super) const STRETCH_PAGES: usize = 16;
 
 /// The pages of one layer and one key/value head.
 #[derive(Clone, Copy)]
@@ -42,16 +44,18 @@ pub(super) struct After<'a> {
     pub(super) written: Option<u32>,
 }
 
-/// Fetches the pages of the next block, a few lines at a time, between the work on this one. So
+/// Fetches the pages of the next stretch, a few lines at a time, between the work on this one. So
 /// memory is never idle and never overloaded.
-pub(super) struct Fetcher {
-    /// What is still to be fetched, with the next one last. Keys of all pages come before values, because they
-    /// are needed first.
-    parts: [*const u8; 2 * (BLOCK_PAGES + 1)],
-    left: usize,
+pub(super) struct Fetcher<'a> {
+    after: After<'a>,
+    /// What is left: pages whose keys are to be fetched, then those whose values are. Keys come first because they are
+    /// needed first.
+    keys: &'a [u32],
+    values: &'a [u32],
     /// Where to continue, and how many groups of lines that part has left.
     next: *const u8,
     groups: usize,
+    part_bytes: usize,
     part_groups: usize,
     /// Lines fetched together: an int8 page has half as many for the same work.
     group_lines: usize,
@@ -60,34 +64,49 @@ pub(super) struct Fetcher {
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-impl Fetcher {
-    /// Prepares to fetch what comes next, up to one block.
+impl<'a> Fetcher<'a> {
+    /// Prepares to fetch what comes next, up to `pages_max` pages.
     #[inline(always)]
-    pub(super) unsafe fn new(After { head, pages, written }: After<'_>) -> Self {
-        let mut parts = [std::ptr::null(); 2 * (BLOCK_PAGES + 1)];
-        let pages = &pages[..pages.len().min(BLOCK_PAGES)];
-        let count = pages.len() + usize::from(written.is_some());
-        let wanted = written.iter().chain(pages);
-        let part_bytes = head.context_type.head_bytes(head.head_dim, PAGE) / 2;
-        let (values, keys) = parts[..2 * count].split_at_mut(count);
-        for ((keys, values), &page) in keys.iter_mut().zip(values).rev().zip(wanted) {
-            // SAFETY: the page exists, as promised by the caller.
-            *keys = unsafe { head.page(page) };
-            *values = keys.wrapping_add(part_bytes);
-        }
-        let group_lines = match head.context_type {
+    pub(super) fn new(after: After<'a>, pages_max: usize) -> Self {
+        let pages = &after.pages[..after.pages.len().min(pages_max)];
+        let part_bytes = after.head.context_type.head_bytes(after.head.head_dim, PAGE) / 2;
+        let group_lines = match after.head.context_type {
             ContextType::Bf16 => 4,
             ContextType::Int8 => 2,
         };
         let part_groups = part_bytes.div_ceil(group_lines * LINE);
-        let (left, next) = (2 * count, std::ptr::null());
-        Self { parts, left, next, groups: 0, part_groups, group_lines }
+        let next = std::ptr::null();
+        Self { after, keys: pages, values: pages, next, groups: 0, part_bytes, part_groups, group_lines }
     }
 
     /// Groups to fetch for each of `rows` rows while a block's scores become weights.
     #[inline(always)]
     pub(super) fn share_of_row(&self, rows: usize) -> usize {
         (BLOCK_PAGES * self.part_groups / 2).div_ceil(rows)
+    }
+
+    /// Groups to fetch for each of `rows` rows if nothing is fetched at other times.
+    #[inline(always)]
+    pub(super) fn whole_share_of_row(&self, rows: usize) -> usize {
+        (2 * self.keys.len() * self.part_groups).div_ceil(rows)
+    }
+
+    /// Where the next part begins.
+    #[inline(always)]
+    fn next_part(&mut self) -> Option<*const u8> {
+        let head = self.after.head;
+        // SAFETY: whoever made `After` promised that the page exists.
+        let place = |page: u32| unsafe { head.page(page) };
+        if let Some(page) = self.after.written.take() {
+            return Some(place(page));
+        }
+        if let Some((&page, left)) = self.keys.split_first() {
+            self.keys = left;
+            return Some(place(page));
+        }
+        let (&page, left) = self.values.split_first()?;
+        self.values = left;
+        Some(place(page).wrapping_add(self.part_bytes))
     }
 
     /// Fetches the next `groups` groups of lines. Two groups for each step of a page's scores, a
@@ -97,11 +116,8 @@ impl Fetcher {
     pub(super) fn fetch(&mut self, groups: usize) {
         for _ in 0..groups {
             if self.groups == 0 {
-                if self.left == 0 {
-                    return;
-                }
-                self.left -= 1;
-                self.next = self.parts[self.left];
+                let Some(next) = self.next_part() else { return };
+                self.next = next;
                 self.groups = self.part_groups;
             }
             for line in 0..self.group_lines {

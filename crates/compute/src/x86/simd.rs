@@ -28,6 +28,14 @@ pub(super) trait Simd: Copy {
     unsafe fn store(self, into: *mut f32);
     /// Rounds to nearest, ties to even.
     unsafe fn store_bf16(self, into: *mut bf16);
+    /// Two vectors, one after the other, as `store_bf16`.
+    #[inline(always)]
+    unsafe fn store_bf16_both(both: [Self; 2], into: *mut bf16) {
+        unsafe {
+            both[0].store_bf16(into);
+            both[1].store_bf16(into.add(SIMD_WIDTH));
+        }
+    }
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn subtract(self, other: Self) -> Self;
     unsafe fn multiply(self, other: Self) -> Self;
@@ -37,8 +45,14 @@ pub(super) trait Simd: Copy {
     unsafe fn min(self, other: Self) -> Self;
     /// In each lane, `then` if self > other, else `otherwise`.
     unsafe fn if_greater(self, other: Self, then: Self, otherwise: Self) -> Self;
+    /// Whether any lane is greater.
+    unsafe fn any_greater(self, other: Self) -> bool;
     /// self · 2^n, where `shifted` is n + 1.5 · 2^23.
     unsafe fn scale_by_power(self, shifted: Self) -> Self;
+    /// self less the integer at or below it; for less than -127, -∞ too, any number from 0 to 1.
+    unsafe fn fraction(self) -> Self;
+    /// self · 2^n, where n is the integer at or below `exponent`; 0 for -∞.
+    unsafe fn scale_by_floor(self, exponent: Self) -> Self;
     /// A first guess at 1 / self, within 1/19 of it, by arithmetic on its bits.
     unsafe fn guess_reciprocal(self) -> Self;
 
@@ -152,6 +166,18 @@ macro_rules! zmm_common {
             }
         }
         #[inline(always)]
+        unsafe fn any_greater(self, other: Self) -> bool {
+            unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, other.0) != 0 }
+        }
+        #[inline(always)]
+        unsafe fn fraction(self) -> Self {
+            unsafe { Self(_mm512_reduce_ps::<_MM_FROUND_TO_NEG_INF>(self.0)) }
+        }
+        #[inline(always)]
+        unsafe fn scale_by_floor(self, exponent: Self) -> Self {
+            unsafe { Self(_mm512_scalef_ps(self.0, exponent.0)) }
+        }
+        #[inline(always)]
         unsafe fn scale_by_power(self, shifted: Self) -> Self {
             unsafe {
                 let power = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted.0));
@@ -259,6 +285,13 @@ impl Simd for ZmmBf16 {
         unsafe {
             let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(self.0));
             _mm256_storeu_si256(into.cast(), rounded);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_both(both: [Self; 2], into: *mut bf16) {
+        unsafe {
+            let rounded = _mm512_cvtne2ps_pbh(both[1].0, both[0].0);
+            _mm512_storeu_si512(into.cast(), std::mem::transmute::<__m512bh, __m512i>(rounded));
         }
     }
     #[inline(always)]
@@ -378,6 +411,34 @@ impl Simd for Ymm2 {
                 _mm256_blendv_ps(otherwise.0, then.0, greater.0),
                 _mm256_blendv_ps(otherwise.1, then.1, greater.1),
             )
+        }
+    }
+    #[inline(always)]
+    unsafe fn any_greater(self, other: Self) -> bool {
+        unsafe {
+            let greater = self.each(other, |a, b| _mm256_cmp_ps::<_CMP_GT_OQ>(a, b));
+            _mm256_movemask_ps(_mm256_or_ps(greater.0, greater.1)) != 0
+        }
+    }
+    #[inline(always)]
+    unsafe fn fraction(self) -> Self {
+        unsafe {
+            self.each(self, |value, _| {
+                let value = _mm256_max_ps(value, _mm256_set1_ps(-127.0));
+                _mm256_sub_ps(value, _mm256_floor_ps(value))
+            })
+        }
+    }
+    #[inline(always)]
+    unsafe fn scale_by_floor(self, exponent: Self) -> Self {
+        unsafe {
+            self.each(exponent, |value, exponent| {
+                let power = _mm256_cvtps_epi32(_mm256_floor_ps(exponent));
+                // -127 becomes the bits of 0.
+                let power = _mm256_max_epi32(power, _mm256_set1_epi32(-127));
+                let power = _mm256_slli_epi32::<23>(_mm256_add_epi32(power, _mm256_set1_epi32(127)));
+                _mm256_mul_ps(value, _mm256_castsi256_ps(power))
+            })
         }
     }
     #[inline(always)]

@@ -1,7 +1,9 @@
-//! The two products of attention on tiles: queries with keys, weights with values.
+//! The two products of attention on tiles: queries with keys, weights with values. Of one tile of rows (decoding,
+//! the last rows of a prompt), and of two at once (prefill), so that half as many tiles are loaded for each product.
+//! Sums have the same order either way.
 
 use super::{ROW_BYTES, clear, load, multiply_tiles, store};
-use crate::x86::pages::{Fetcher, PAGE};
+use crate::x86::pages::{BLOCK_PAGES, Fetcher};
 use crate::x86::tiles::{PANEL, RESULT_TILE, STEP, TILE};
 use half::bf16;
 
@@ -15,7 +17,7 @@ pub(in crate::x86) unsafe fn score_pages(
     keys: &[*const bf16],
     head_dim: usize,
     into: *mut f32,
-    fetcher: &mut Fetcher,
+    fetcher: &mut Fetcher<'_>,
 ) {
     // SAFETY: as promised by the caller.
     unsafe {
@@ -79,23 +81,64 @@ pub(in crate::x86) unsafe fn score_pages(
     }
 }
 
-/// into[row] += Σ weights[row][position] · values[position] over a block's pages.
+/// As [`score_pages`], for two tiles of rows: into[tile][page][row][position].
 ///
 /// # Safety
-/// Tiles are configured for attention with the rows in use; weights are [position / 32][16][32], each page's
-/// values [16 / 2][d][2], `into` [d / 16][16][16].
-pub(in crate::x86) unsafe fn add_values(
-    weights: *const bf16,
-    values: &[*const bf16],
+/// Tiles are configured for attention with whole tiles, d is a multiple of 32, queries are [tile][d / 32][16][32],
+/// and there is room for [`BLOCK_PAGES`] pages.
+pub(in crate::x86) unsafe fn score_pages_of_two(
+    queries: *const bf16,
+    keys: &[*const bf16],
     head_dim: usize,
     into: *mut f32,
-    fetcher: &mut Fetcher,
+) {
+    let steps = head_dim / STEP;
+    // SAFETY: as promised by the caller.
+    unsafe {
+        for (pair, keys) in keys.chunks(2).enumerate() {
+            // The last of an odd number is scored twice.
+            let (one, other) = (keys[0], keys[keys.len() - 1]);
+            clear!("0");
+            clear!("1");
+            clear!("2");
+            clear!("3");
+            for step in 0..steps {
+                load!("4", queries.add(step * TILE), ROW_BYTES);
+                load!("6", one.add(step * TILE), ROW_BYTES);
+                multiply_tiles!("0", "4", "6");
+                load!("5", queries.add((steps + step) * TILE), ROW_BYTES);
+                multiply_tiles!("1", "5", "6");
+                load!("7", other.add(step * TILE), ROW_BYTES);
+                multiply_tiles!("2", "4", "7");
+                multiply_tiles!("3", "5", "7");
+            }
+            let into = into.add(2 * pair * RESULT_TILE);
+            store!("0", into);
+            store!("1", into.add(BLOCK_PAGES * RESULT_TILE));
+            store!("2", into.add(RESULT_TILE));
+            store!("3", into.add((BLOCK_PAGES + 1) * RESULT_TILE));
+        }
+    }
+}
+
+/// into[row] += Σ weights[row][position] · values[position] over `steps` times 32 positions.
+///
+/// # Safety
+/// Tiles are configured for attention with the rows in use; weights are [step][16][32], values [step][32 / 2][d][2],
+/// `into` [d / 16][16][16].
+pub(in crate::x86) unsafe fn add_values(
+    weights: *const bf16,
+    values: *const bf16,
+    steps: usize,
+    head_dim: usize,
+    into: *mut f32,
+    fetcher: &mut Fetcher<'_>,
 ) {
     let row_bytes = head_dim * 2 * size_of::<bf16>();
     // SAFETY: as promised by the caller.
     unsafe {
-        let weights = |page: usize| weights.add(page / 2 * TILE + page % 2 * PAGE);
-        let column = |values: *const bf16, column: usize| values.add(2 * PANEL * column);
+        let value =
+            |step: usize, column: usize| values.add(step * STEP * head_dim + 2 * PANEL * column);
         let columns = head_dim / PANEL;
         for first in (0..columns / 4 * 4).step_by(4) {
             let into = into.add(first * RESULT_TILE);
@@ -103,19 +146,19 @@ pub(in crate::x86) unsafe fn add_values(
             load!("1", into.add(RESULT_TILE), ROW_BYTES);
             load!("2", into.add(2 * RESULT_TILE), ROW_BYTES);
             load!("3", into.add(3 * RESULT_TILE), ROW_BYTES);
-            for (page, &values) in values.iter().enumerate() {
-                load!("5", weights(page), ROW_BYTES);
-                load!("7", column(values, first), row_bytes);
-                multiply_tiles!("0", "5", "7");
+            for step in 0..steps {
+                load!("4", weights.add(step * TILE), ROW_BYTES);
+                load!("6", value(step, first), row_bytes);
+                multiply_tiles!("0", "4", "6");
                 fetcher.fetch(2);
-                load!("7", column(values, first + 1), row_bytes);
-                multiply_tiles!("1", "5", "7");
+                load!("6", value(step, first + 1), row_bytes);
+                multiply_tiles!("1", "4", "6");
                 fetcher.fetch(2);
-                load!("7", column(values, first + 2), row_bytes);
-                multiply_tiles!("2", "5", "7");
+                load!("6", value(step, first + 2), row_bytes);
+                multiply_tiles!("2", "4", "6");
                 fetcher.fetch(2);
-                load!("7", column(values, first + 3), row_bytes);
-                multiply_tiles!("3", "5", "7");
+                load!("6", value(step, first + 3), row_bytes);
+                multiply_tiles!("3", "4", "6");
                 fetcher.fetch(2);
             }
             store!("0", into);
@@ -126,13 +169,53 @@ pub(in crate::x86) unsafe fn add_values(
         for last in columns / 4 * 4..columns {
             let into = into.add(last * RESULT_TILE);
             load!("0", into, ROW_BYTES);
-            for (page, &values) in values.iter().enumerate() {
-                load!("5", weights(page), ROW_BYTES);
-                load!("7", column(values, last), row_bytes);
-                multiply_tiles!("0", "5", "7");
+            for step in 0..steps {
+                load!("4", weights.add(step * TILE), ROW_BYTES);
+                load!("6", value(step, last), row_bytes);
+                multiply_tiles!("0", "4", "6");
                 fetcher.fetch(2);
             }
             store!("0", into);
+        }
+    }
+}
+
+/// As [`add_values`], for two tiles of rows. The second tile's weights are `weights_tile` further.
+///
+/// # Safety
+/// As [`add_values`], with whole tiles and d a multiple of 32.
+pub(in crate::x86) unsafe fn add_values_of_two(
+    weights: *const bf16,
+    weights_tile: usize,
+    values: *const bf16,
+    steps: usize,
+    head_dim: usize,
+    into: [*mut f32; 2],
+) {
+    let row_bytes = head_dim * 2 * size_of::<bf16>();
+    // SAFETY: as promised by the caller.
+    unsafe {
+        for column in (0..head_dim / PANEL).step_by(2) {
+            let into = into.map(|into| into.add(column * RESULT_TILE));
+            load!("0", into[0], ROW_BYTES);
+            load!("1", into[1], ROW_BYTES);
+            load!("2", into[0].add(RESULT_TILE), ROW_BYTES);
+            load!("3", into[1].add(RESULT_TILE), ROW_BYTES);
+            for step in 0..steps {
+                let values = values.add(step * STEP * head_dim + 2 * PANEL * column);
+                load!("4", weights.add(step * TILE), ROW_BYTES);
+                load!("6", values, row_bytes);
+                multiply_tiles!("0", "4", "6");
+                load!("5", weights.add(weights_tile + step * TILE), ROW_BYTES);
+                multiply_tiles!("1", "5", "6");
+                load!("7", values.add(2 * PANEL), row_bytes);
+                multiply_tiles!("2", "4", "7");
+                multiply_tiles!("3", "5", "7");
+            }
+            store!("0", into[0]);
+            store!("1", into[1]);
+            store!("2", into[0].add(RESULT_TILE));
+            store!("3", into[1].add(RESULT_TILE));
         }
     }
 }

@@ -3,9 +3,10 @@
 use super::{Job, Shape};
 use crate::memory::SharedMut;
 use crate::tables::BoundRow;
-use crate::x86::attention::{self, RunningSoftmax, SPLIT_PAGES, Tile, Workspace};
+use crate::x86::attention::{self, Queries, SPLIT_PAGES, Workspace};
 use crate::x86::int8;
 use crate::x86::pages::{After, HeadPages, PAGE};
+use crate::x86::softmax::{self, RunningSoftmax};
 use crate::x86::tiles::{STEP, TILE, TILE_ROWS};
 use crate::{ContextType, Isa, Threads};
 use half::bf16;
@@ -24,24 +25,21 @@ pub(super) struct Batch<'a> {
 }
 
 impl Shape {
-    /// The first position that a row at `position` sees.
-    fn first_seen(&self, position: u32) -> u32 {
-        let window = self.config.sliding_window.unwrap_or(usize::MAX).min(u32::MAX as usize) as u32;
-        position.saturating_sub(window - 1)
+    /// Positions that a row sees, its own included.
+    fn window(&self) -> u32 {
+        self.config.sliding_window.unwrap_or(usize::MAX).min(u32::MAX as usize) as u32
     }
 
     /// What a job's rows may see.
-    pub(super) fn tile<'a>(&self, rows: &[BoundRow<'a>], job: &Job) -> Tile<'a> {
-        let mut seen = [(0, 0); TILE_ROWS];
-        let heads = job.heads.len();
-        for (seen, index) in seen.iter_mut().zip(0..job.rows.len() * heads) {
-            let last = rows[job.rows.start + index / heads].position;
-            *seen = (self.first_seen(last), last);
-        }
-        Tile {
-            pages: rows[job.rows.end - 1].pages,
-            seen,
-            rows: job.rows.len() * heads,
+    pub(super) fn queries<'a>(&self, rows: &[BoundRow<'a>], job: &Job) -> Queries<'a> {
+        let group = self.group();
+        Queries {
+            pages: rows[job.row + (job.pairs.end - 1) / group].pages,
+            position: rows[job.row + job.pairs.start / group].position,
+            head: (job.pairs.start % group) as u32,
+            heads: group as u32,
+            window: self.window(),
+            rows: job.pairs.len(),
             tiles: self.isa == Isa::Amx,
         }
     }
@@ -136,76 +134,87 @@ impl Batch<'_> {
         }
     }
 
-    /// Copies a tile's queries into left-tile order.
+    /// Copies a job's queries into left-tile order.
     pub(super) fn load_queries(&self, job: &Job, queries: &mut [bf16]) {
         let config = &self.shape.config;
-        for (tile_row, (row, head)) in self.pairs(job).enumerate() {
+        let steps = config.head_dim.div_ceil(STEP);
+        for (index, (row, head)) in self.pairs(job).enumerate() {
             let start = row * config.qkv_width() + head * config.head_dim;
+            let into = &mut queries[index / TILE_ROWS * steps * TILE + index % TILE_ROWS * STEP..];
             for (step, values) in self.qkv[start..][..config.head_dim].chunks(STEP).enumerate() {
-                queries[step * TILE + tile_row * STEP..][..values.len()].copy_from_slice(values);
+                into[step * TILE..][..values.len()].copy_from_slice(values);
             }
         }
     }
 
-    /// A job's rows and query heads, in the order of its tile rows.
+    /// A job's rows and query heads, in order.
     fn pairs(&self, job: &Job) -> impl Iterator<Item = (usize, usize)> {
-        let first = job.kv_head * self.shape.group();
-        let heads = first + job.heads.start..first + job.heads.end;
-        job.rows.clone().flat_map(move |row| heads.clone().map(move |head| (row, head)))
+        let (row, group) = (job.row, self.shape.group());
+        let first = job.kv_head * group;
+        job.pairs.clone().map(move |pair| (row + pair / group, first + pair % group))
     }
 
-    /// Attends a whole tile, split after split. `next` is the job that this thread will do
+    /// Attends a whole job, split after split. `next` is the job that this thread will do
     /// afterwards.
     pub(super) fn attend_whole(&self, job: &Job, next: Option<&Job>, work: &mut Workspace) {
         let isa = self.shape.isa;
         if job.stores {
-            job.rows.clone().for_each(|row| self.store_in_order(row, job.kv_head));
+            self.store_in_order(job.row, job.kv_head);
         }
-        let tile = self.shape.tile(self.rows, job);
+        let queries = self.shape.queries(self.rows, job);
         let head = self.head_pages(job.kv_head);
-        let pages = tile.range();
+        let pages = queries.range();
         self.load_queries(job, &mut work.queries);
         let splits = pages.start / SPLIT_PAGES..pages.end.div_ceil(SPLIT_PAGES);
         if splits.len() > 1 {
-            work.total.clear(tile.rows);
+            work.totals[..job.tiles()].iter_mut().for_each(|total| total.clear(TILE_ROWS));
         }
         let nothing = After { head, pages: &[], written: None };
         let next = next.map_or(nothing, |next| self.wanted_by(next));
         for split in splits.clone() {
             let range = split_pages(split, &pages);
             let after = if split + 1 < splits.end {
-                After { pages: &tile.pages[range.end..], ..nothing }
+                After { pages: &queries.pages[range.end..], ..nothing }
             } else {
                 next
             };
             // SAFETY: the instruction set is there, and `check` saw that the pages are.
-            unsafe {
-                attention::attend(isa, &tile, head, &range, after, work);
-                if splits.len() > 1 {
-                    attention::combine(isa, tile.rows, &work.part, &mut work.total);
-                }
+            unsafe { attention::attend(isa, &queries, head, &range, after, work) };
+            if splits.len() > 1 {
+                self.combine(job, &work.parts[..job.tiles()], &mut work.totals);
             }
         }
-        self.finish(job, if splits.len() > 1 { &work.total } else { &work.part });
+        self.finish(job, if splits.len() > 1 { &work.totals } else { &work.parts });
     }
 
     /// The pages that a job needs first.
     fn wanted_by(&self, job: &Job) -> After<'_> {
-        let BoundRow { position, pages, .. } = self.rows[job.rows.start];
-        let first = self.shape.first_seen(position) as usize / PAGE;
+        let row = job.row + job.pairs.start / self.shape.group();
+        let BoundRow { position, pages, .. } = self.rows[row];
+        let first = position.saturating_sub(self.shape.window() - 1) as usize / PAGE;
         let written = job.stores.then(|| pages[position as usize / PAGE]);
         After { head: self.head_pages(job.kv_head), pages: &pages[first..], written }
     }
 
+    /// Adds a split's parts to the totals, tile by tile.
+    pub(super) fn combine(&self, job: &Job, parts: &[RunningSoftmax], totals: &mut [RunningSoftmax]) {
+        for (tile, (part, total)) in parts.iter().zip(totals).enumerate() {
+            let rows = (job.pairs.len() - tile * TILE_ROWS).min(TILE_ROWS);
+            // SAFETY: the instruction set is there.
+            unsafe { softmax::combine(self.shape.isa, rows, part, total) };
+        }
+    }
+
     /// Writes a job's attention output.
-    pub(super) fn finish(&self, job: &Job, total: &RunningSoftmax) {
+    pub(super) fn finish(&self, job: &Job, totals: &[RunningSoftmax]) {
         let config = &self.shape.config;
-        for (tile_row, (row, head)) in self.pairs(job).enumerate() {
+        for (index, (row, head)) in self.pairs(job).enumerate() {
             let start = row * config.query_width() + head * config.head_dim;
+            let (total, tile_row) = (&totals[index / TILE_ROWS], index % TILE_ROWS);
             // SAFETY: the instruction set is there; no other job has this row and head.
             unsafe {
                 let into = self.attended.part(start, config.head_dim);
-                attention::finish_row(self.shape.isa, tile_row, total, into.as_mut_ptr());
+                softmax::finish_row(self.shape.isa, tile_row, total, into.as_mut_ptr());
             }
         }
     }

@@ -1,0 +1,240 @@
+//! The running softmax of a tile: scores become weights, block after block.
+//!
+//! Weights are powers of two, 2^(score - base), and a row's base is the maximum of some block. It is raised only if
+//! a later block's maximum exceeds it by more than [`RAISE`]: then what came before is scaled down once. The rule
+//! looks at the row and at blocks whose places are fixed, so a row's bits depend on the row alone.
+
+use super::for_each_isa;
+use super::functions::{exp2, weight};
+use super::int8::Scales;
+use super::pages::{BLOCK_PAGES, PAGE};
+use super::simd::{SIMD_WIDTH, Simd};
+use super::tiles::{RESULT_TILE, TILE, TILE_ROWS};
+use crate::ComputeError;
+use crate::memory::Memory;
+use half::bf16;
+
+/// Stands for "no score yet": below any score, but finite, so that differences stay numbers.
+const BASE_NONE: f32 = -1e30;
+/// How much a maximum must exceed the base before the base is raised. Weights stay below 2^8, which costs no
+/// precision.
+const RAISE: f32 = 8.0;
+
+/// Running softmax of a tile: bases, sums of weights, and weighted sums of values.
+pub(super) struct RunningSoftmax {
+    bases: [f32; TILE_ROWS],
+    /// Sums of every sixteenth weight. They are added up in the end.
+    sums: [[f32; SIMD_WIDTH]; TILE_ROWS],
+    /// What the sums of values must still be multiplied by, for bases raised in this block.
+    factors: [f32; TILE_ROWS],
+    /// [d / 16][16 rows][16]
+    pub(super) values: Memory<f32>,
+}
+
+/// One row's scores of a block, and where its weights go.
+pub(super) struct BlockRow<'a> {
+    /// [page of the block][16 rows][16 positions], from this row on.
+    pub(super) scores: *const f32,
+    /// [64 / 32][16 rows][32 positions], from this row on.
+    pub(super) weights: *mut bf16,
+    /// The block's pages, at most [`BLOCK_PAGES`], and the first one's first position.
+    pub(super) pages: &'a [*const u8],
+    pub(super) position: usize,
+    /// The first and the last position that the row sees.
+    pub(super) seen: (u32, u32),
+    pub(super) head_dim: usize,
+    /// log2 e / √d
+    pub(super) scale: f32,
+}
+
+const COUNT: [f32; SIMD_WIDTH] =
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
+
+impl BlockRow<'_> {
+    /// Scores of one page, -∞ where the row does not see. A key's scale multiplies its score.
+    #[inline(always)]
+    unsafe fn page<S: Simd, const SCALED: bool>(&self, page: usize) -> S {
+        let start = self.position + page * PAGE;
+        let (first, last) = (self.seen.0 as usize, self.seen.1 as usize);
+        // SAFETY: a page of the block, as promised by the caller.
+        unsafe {
+            let mut scores = S::load(self.scores.add(page * RESULT_TILE));
+            if SCALED {
+                let scales = Scales::of(self.pages[page], self.head_dim);
+                scores = scores.multiply(S::load((*scales).keys.as_ptr()));
+            }
+            if start < first || start + PAGE - 1 > last {
+                let none = S::splat(f32::NEG_INFINITY);
+                let positions = S::load(COUNT.as_ptr()).add(S::splat(start as f32));
+                scores = positions.if_greater(S::splat(last as f32), none, scores);
+                scores = S::splat(first as f32).if_greater(positions, none, scores);
+            }
+            scores
+        }
+    }
+}
+
+impl RunningSoftmax {
+    pub(super) fn new(head_dim: usize) -> Result<Self, ComputeError> {
+        let values = Memory::zeroed("attention sums", head_dim / SIMD_WIDTH * RESULT_TILE)?;
+        Ok(Self {
+            bases: [BASE_NONE; TILE_ROWS],
+            sums: [[0.0; SIMD_WIDTH]; TILE_ROWS],
+            factors: [1.0; TILE_ROWS],
+            values,
+        })
+    }
+
+    /// Resets the first `rows` rows: they have seen nothing yet.
+    pub(super) fn clear(&mut self, rows: usize) {
+        self.bases = [BASE_NONE; TILE_ROWS];
+        self.sums[..rows].fill([0.0; SIMD_WIDTH]);
+        for values in self.values.chunks_exact_mut(RESULT_TILE) {
+            values[..rows * SIMD_WIDTH].fill(0.0);
+        }
+    }
+
+    /// Turns one row's scores of a block into weights. If pages have scales (`SCALED`), a value's scale multiplies
+    /// its weight after the weight was added to the sum. Returns whether the sums of values must be scaled before
+    /// this block's values are added.
+    ///
+    /// # Safety
+    /// The machine has the instruction set of `S`; the block's buffers are as described.
+    #[inline(always)]
+    pub(super) unsafe fn weigh<S: Simd, const SCALED: bool>(
+        &mut self,
+        row: usize,
+        block: &BlockRow<'_>,
+    ) -> bool {
+        let count = block.pages.len();
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let scale = S::splat(block.scale);
+            let none = S::splat(f32::NEG_INFINITY);
+            let mut scores = [none; BLOCK_PAGES];
+            let mut maximum = none;
+            if count == BLOCK_PAGES {
+                for (page, score) in scores.iter_mut().enumerate() {
+                    *score = block.page::<S, SCALED>(page);
+                    maximum = maximum.max(*score);
+                }
+            } else {
+                for (page, score) in scores.iter_mut().enumerate().take(count) {
+                    *score = block.page::<S, SCALED>(page);
+                    maximum = maximum.max(*score);
+                }
+            }
+            let raised = self.raise::<S>(row, maximum.multiply(scale));
+            let base = S::splat(-self.bases[row]);
+            let mut sum = S::load(self.sums[row].as_ptr());
+            for pair in 0..count.div_ceil(2) {
+                let mut pages = [S::splat(0.0); 2];
+                for (page, weights) in (2 * pair..).zip(&mut pages) {
+                    *weights = weight(scores[page].multiply_add(scale, base));
+                }
+                sum = sum.add(pages[0].add(pages[1]));
+                if SCALED {
+                    for (&page, weights) in block.pages[2 * pair..].iter().zip(&mut pages) {
+                        let scales = Scales::of(page, block.head_dim);
+                        *weights = weights.multiply(S::load((*scales).values.as_ptr()));
+                    }
+                }
+                S::store_bf16_both(pages, block.weights.add(pair * TILE));
+            }
+            sum.store(self.sums[row].as_mut_ptr());
+            raised
+        }
+    }
+
+    /// Raises a row's base if a block's maximum asks for it. Returns whether sums of values must be scaled.
+    #[inline(always)]
+    unsafe fn raise<S: Simd>(&mut self, row: usize, maximum: S) -> bool {
+        let before = self.bases[row];
+        // SAFETY: as promised by the caller.
+        unsafe {
+            if !maximum.any_greater(S::splat(before + RAISE)) {
+                return false;
+            }
+            self.bases[row] = maximum.largest();
+            if before == BASE_NONE {
+                return false;
+            }
+            let factor = exp2(S::splat(before - self.bases[row]));
+            let sums = self.sums[row].as_mut_ptr();
+            S::load(sums).multiply(factor).store(sums);
+            self.factors[row] = factor.to_array()[0];
+            true
+        }
+    }
+
+    /// Scales the sums of values of rows whose bases were raised.
+    ///
+    /// # Safety
+    /// The machine has the instruction set of `S`.
+    #[inline(always)]
+    pub(super) unsafe fn scale_values<S: Simd>(&mut self) {
+        for (row, factor) in self.factors.iter_mut().enumerate() {
+            let factor = std::mem::replace(factor, 1.0);
+            if factor == 1.0 {
+                continue;
+            }
+            for values in self.values.chunks_exact_mut(RESULT_TILE) {
+                let values = values[row * SIMD_WIDTH..].as_mut_ptr();
+                // SAFETY: sixteen values of the row.
+                unsafe { S::load(values).multiply(S::splat(factor)).store(values) };
+            }
+        }
+    }
+}
+
+/// Adds a split's part to the total. Rows that saw nothing in the split do not change.
+#[inline(always)]
+unsafe fn combine_simd<S: Simd>(rows: usize, part: &RunningSoftmax, total: &mut RunningSoftmax) {
+    for row in (0..rows).filter(|&row| part.bases[row] != BASE_NONE) {
+        let base = total.bases[row].max(part.bases[row]);
+        // SAFETY: rows of both parts, which are of one size.
+        unsafe {
+            let old = exp2(S::splat(total.bases[row] - base));
+            let new = exp2(S::splat(part.bases[row] - base));
+            let tiles = total
+                .values
+                .chunks_exact_mut(RESULT_TILE)
+                .zip(part.values.chunks_exact(RESULT_TILE));
+            for (total, part) in tiles {
+                let total = total[row * SIMD_WIDTH..].as_mut_ptr();
+                let part = S::load(part[row * SIMD_WIDTH..].as_ptr()).multiply(new);
+                S::load(total).multiply_add(old, part).store(total);
+            }
+            let sums = total.sums[row].as_mut_ptr();
+            let part = S::load(part.sums[row].as_ptr()).multiply(new);
+            S::load(sums).multiply_add(old, part).store(sums);
+            total.bases[row] = base;
+        }
+    }
+}
+
+for_each_isa! {
+    /// Adds a split's part to the total.
+    fn combine = combine_simd(rows: usize, part: &RunningSoftmax, total: &mut RunningSoftmax)
+}
+
+/// The attention output of one tile row, `head_dim` values.
+#[inline(always)]
+unsafe fn finish_row_simd<S: Simd>(row: usize, total: &RunningSoftmax, into: *mut bf16) {
+    // SAFETY: `into` has room for the head, as promised by the caller.
+    unsafe {
+        let reciprocal = S::splat(1.0 / S::load(total.sums[row].as_ptr()).sum());
+        for (column, values) in total.values.chunks_exact(RESULT_TILE).enumerate() {
+            // Adding 0 turns a negative zero into a positive one. Otherwise the sign could depend
+            // on the rest of the tile.
+            let value = S::load(values[row * SIMD_WIDTH..].as_ptr())
+                .multiply_add(reciprocal, S::splat(0.0));
+            value.store_bf16(into.add(column * SIMD_WIDTH));
+        }
+    }
+}
+
+for_each_isa! {
+    /// Writes one row's attention output.
+    fn finish_row = finish_row_simd(row: usize, total: &RunningSoftmax, into: *mut bf16)
+}
