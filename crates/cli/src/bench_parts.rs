@@ -87,12 +87,14 @@ fn prefill(
     let Some(&longest) = args.contexts.iter().filter(fits).max() else { return Ok(()) };
     let rows_max = args.chunks.iter().copied().max().unwrap_or(1);
     let kind = ContextType::Bf16;
-    let mut bench =
-        PrefillBench::new(config, longest, rows_max, kind, isa, Arc::clone(threads))?;
+    let mut bench = PrefillBench::new(config, longest, rows_max, kind, isa, Arc::clone(threads))?;
     for &positions in args.contexts.iter().filter(fits) {
         for &rows in args.chunks.iter().filter(|rows| **rows <= positions) {
             let [share] = measure(args.runs, ceilings, [&mut || bench.chunk(rows, positions)]);
-            writeln!(out, "{shape}, prefill attention, {rows} rows at {positions} positions: {share}")?;
+            writeln!(
+                out,
+                "{shape}, prefill attention, {rows} rows at {positions} positions: {share}"
+            )?;
         }
     }
     Ok(())

@@ -29,7 +29,7 @@ pub(super) unsafe fn exp2<S: Simd>(x: S) -> S {
 
 /// Coefficients of 2^r on 0 ≤ r < 1, from r^3 down, to eight parts in a hundred thousand: a twenty-fifth of what
 /// rounding to bf16 adds.
-const WEIGHT_COEFFICIENTS: [f32; 4] = [7.802_452e-2, 2.260_671_6e-1, 6.958_335_4e-1, 9.999_252_2e-1];
+const WEIGHT_COEFFICIENTS: [f32; 4] = [7.802_452e-2, 2.260_671_6e-1, 6.958_335_4e-1, 9.999_252e-1];
 /// About 2^x, for softmax weights: x ≤ 127; next to 0 below -126, and 0 for -∞.
 #[inline(always)]
 pub(super) unsafe fn weight<S: Simd>(x: S) -> S {

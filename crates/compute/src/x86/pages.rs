@@ -76,7 +76,16 @@ impl<'a> Fetcher<'a> {
         };
         let part_groups = part_bytes.div_ceil(group_lines * LINE);
         let next = std::ptr::null();
-        Self { after, keys: pages, values: pages, next, groups: 0, part_bytes, part_groups, group_lines }
+        Self {
+            after,
+            keys: pages,
+            values: pages,
+            next,
+            groups: 0,
+            part_bytes,
+            part_groups,
+            group_lines,
+        }
     }
 
     /// Groups to fetch for each of `rows` rows while a block's scores become weights.

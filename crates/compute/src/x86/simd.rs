@@ -436,7 +436,8 @@ impl Simd for Ymm2 {
                 let power = _mm256_cvtps_epi32(_mm256_floor_ps(exponent));
                 // -127 becomes the bits of 0.
                 let power = _mm256_max_epi32(power, _mm256_set1_epi32(-127));
-                let power = _mm256_slli_epi32::<23>(_mm256_add_epi32(power, _mm256_set1_epi32(127)));
+                let power =
+                    _mm256_slli_epi32::<23>(_mm256_add_epi32(power, _mm256_set1_epi32(127)));
                 _mm256_mul_ps(value, _mm256_castsi256_ps(power))
             })
         }

@@ -197,7 +197,12 @@ impl Batch<'_> {
     }
 
     /// Adds a split's parts to the totals, tile by tile.
-    pub(super) fn combine(&self, job: &Job, parts: &[RunningSoftmax], totals: &mut [RunningSoftmax]) {
+    pub(super) fn combine(
+        &self,
+        job: &Job,
+        parts: &[RunningSoftmax],
+        totals: &mut [RunningSoftmax],
+    ) {
         for (tile, (part, total)) in parts.iter().zip(totals).enumerate() {
             let rows = (job.pairs.len() - tile * TILE_ROWS).min(TILE_ROWS);
             // SAFETY: the instruction set is there.
