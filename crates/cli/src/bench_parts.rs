@@ -138,7 +138,7 @@ fn measure<const N: usize>(
 }
 
 impl fmt::Display for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seconds, best, last, peak, bandwidth } = self;
         let (operations, bytes) = (last.operations / seconds, last.bytes / seconds);
         let (binding, share) = if last.operations / peak > last.bytes / bandwidth {
@@ -147,7 +147,7 @@ impl fmt::Display for Share {
             ("bytes", bytes / bandwidth)
         };
         write!(
-            f,
+            formatter,
             "{:.3} ms (best {:.3}), {:.0} of {:.0} GFLOP/s, {:.1} of {:.1} GB/s: {:.0}% of the {binding} that bind it",
             seconds * 1e3,
             best * 1e3,

@@ -18,24 +18,6 @@ fn listening(timing: Timing) -> (Controller, SocketAddr) {
     (controller, address)
 }
 
-/// A well-behaved node still gets in and is still served.
-fn check_goes_on(victim: &Controller, address: SocketAddr) {
-    let friend = Controller::start(config("friend")).unwrap();
-    let (victim_peer, _) = friend.connect(&address.to_string()).unwrap();
-    let friend_peer = next_joined(victim);
-    friend.send(victim_peer, attended(42, 1000)).unwrap();
-    let (peer, message) = next_message(victim);
-    assert_eq!((peer, flight_of(&message)), (friend_peer, 42));
-    friend.shutdown();
-    assert_eq!(next_lost(victim), (friend_peer, LostReason::Goodbye));
-}
-
-fn check_one_line(peer: &RawPeer, expected: &str) {
-    let lines = log_lines(peer);
-    assert_eq!(lines.len(), 1, "lines about {}: {lines:#?}", peer.address);
-    assert!(lines[0].contains("WARN") && lines[0].contains(expected), "{}", lines[0]);
-}
-
 fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
     let step = |_| {
@@ -71,18 +53,8 @@ fn strangers_are_refused_with_one_line() {
         (Vec::new(), true, "closed after 0 bytes of 128"),
     ];
     let (victim, address) = listening(Timing::default());
-    for (bytes, hangs_up, expected) in cases {
-        let mut stranger = RawPeer::dial(address);
-        stranger.say(&bytes);
-        if hangs_up {
-            stranger.stream.shutdown(Shutdown::Write).unwrap();
-        }
-        let heard = stranger.listen_to_the_end();
-        assert!(heard.len() <= 128, "a stranger was told {} bytes", heard.len());
-        check_one_line(&stranger, expected);
-    }
-    assert!(victim.stats().is_empty());
-    check_goes_on(&victim, address);
+    check_refused(&victim, address, &cases, 128);
+    check_goes_on(&victim, address, config("friend"));
 }
 
 #[test]
@@ -153,7 +125,7 @@ fn garbled_messages_lose_their_sender_only() {
         assert_ne!(reason, LostReason::Goodbye);
         check_one_line(&traitor, expected);
     }
-    check_goes_on(&victim, address);
+    check_goes_on(&victim, address, config("friend"));
 }
 
 /// The same checksum as the wire's, bit by bit: a liar can compute it too.
@@ -205,7 +177,7 @@ fn a_peer_that_stops_reading_is_lost() {
     assert_eq!(peer, deaf_peer);
     assert!(matches!(reason, LostReason::Stalled(_)), "{reason}");
     check_one_line(&deaf, "took no bytes for");
-    check_goes_on(&victim, address);
+    check_goes_on(&victim, address, config("friend"));
 }
 
 /// A shutdown ends in time even if a peer does not read, and frees threads that wait in `send`.

@@ -73,10 +73,10 @@ impl Input {
 }
 
 impl fmt::Display for Input {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Stdin => f.write_str("standard input"),
-            Self::File(path) => path.display().fmt(f),
+            Self::Stdin => formatter.write_str("standard input"),
+            Self::File(path) => path.display().fmt(formatter),
         }
     }
 }

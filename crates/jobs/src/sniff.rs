@@ -29,11 +29,14 @@ pub enum Remedy {
 }
 
 impl fmt::Display for Remedy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Words(words) => f.write_str(words),
+            Self::Words(words) => formatter.write_str(words),
             Self::Pipe { purpose, command, output } => {
-                write!(f, "{purpose} and pipe it in: {command} | glinthawk run - -o {output}")
+                write!(
+                    formatter,
+                    "{purpose} and pipe it in: {command} | glinthawk run - -o {output}"
+                )
             }
         }
     }

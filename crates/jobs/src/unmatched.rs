@@ -73,38 +73,40 @@ impl UnmatchedResults {
 }
 
 impl fmt::Display for UnmatchedResults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { output, input, model, results, changed, strange, .. } = self;
         let count = self.count();
         let one = count == 1;
         let more = if count > self.examples.len() as u64 { ", …" } else { "" };
         let examples = self.examples.join(", ");
         match (count, results) {
-            (1, 1) => write!(f, "the only result in {output} matches")?,
-            (_, all) if count == *all => write!(f, "all {count} results in {output} match")?,
-            (1, _) => write!(f, "1 of the {results} results in {output} matches")?,
-            _ => write!(f, "{count} of the {results} results in {output} match")?,
+            (1, 1) => write!(formatter, "the only result in {output} matches")?,
+            (_, all) if count == *all => {
+                write!(formatter, "all {count} results in {output} match")?
+            }
+            (1, _) => write!(formatter, "1 of the {results} results in {output} matches")?,
+            _ => write!(formatter, "{count} of the {results} results in {output} match")?,
         }
-        write!(f, " no line of {input} ({examples}{more}), so nothing was run. ")?;
+        write!(formatter, " no line of {input} ({examples}{more}), so nothing was run. ")?;
         let (ids, are) = if one { ("Its custom_id", "is") } else { ("Their custom_ids", "are") };
         match (*strange, *changed) {
-            (_, 0) => write!(f, "{ids} {are} not in this input")?,
-            (0, _) => write!(f, "{ids} {are} in this input, but {}", self.cause())?,
+            (_, 0) => write!(formatter, "{ids} {are} not in this input")?,
+            (0, _) => write!(formatter, "{ids} {are} in this input, but {}", self.cause())?,
             _ => {
                 let are = if *strange == 1 { "is" } else { "are" };
-                write!(f, "{strange} of their custom_ids {are} not in this input; for ")?;
+                write!(formatter, "{strange} of their custom_ids {are} not in this input; for ")?;
                 match changed {
-                    1 => write!(f, "the other one, {}", self.cause())?,
-                    _ => write!(f, "the other {changed}, {}", self.cause())?,
+                    1 => write!(formatter, "the other one, {}", self.cause())?,
+                    _ => write!(formatter, "the other {changed}, {}", self.cause())?,
                 }
             }
         }
         if let Some(other) = &self.other_model {
             let they = if one { "It was" } else { "They were" };
-            write!(f, ". {they} answered by {}; this run uses {model}", printable(other))?;
+            write!(formatter, ". {they} answered by {}; this run uses {model}", printable(other))?;
         }
         write!(
-            f,
+            formatter,
             ". Choose another output (-o), keep {} in the file (--keep), or remove all results and start \
              anew (--overwrite)",
             if one { "this result" } else { "these results" }

@@ -226,12 +226,6 @@ impl Tokenizer {
         Decoder::new(self.clone(), skip_special, self.shared.leading_spaces)
     }
 
-    /// A [`decoder`](Self::decoder) for text that continues a prompt: a leading space is the text's
-    /// own, even if this tokenizer puts one in front of every text it encodes.
-    pub fn continuation_decoder(&self, skip_special: bool) -> Decoder {
-        Decoder::new(self.clone(), skip_special, 0)
-    }
-
     /// A hash of the files it was made from; none where these are the weights' own or there are none.
     pub(crate) fn files_sha256(&self) -> Option<[u8; 32]> {
         self.shared.files_sha256

@@ -46,17 +46,15 @@ fn text() -> impl Strategy<Value = String> {
 
 fn check_pieces(tokenizer: &Tokenizer, ids: &[u32]) {
     for skip_special in [false, true] {
-        let mut decoder = tokenizer.continuation_decoder(skip_special);
-        let mut pieces: String = ids.iter().map(|&id| decoder.push(id)).collect();
-        pieces.push_str(&decoder.flush());
         let kept = ids.iter().filter(|&&id| !(skip_special && tokenizer.is_special(id)));
         let bytes: Vec<u8> = kept.flat_map(|&id| tokenizer.token_bytes(id)).collect();
-        assert_eq!(pieces, String::from_utf8_lossy(&bytes));
-
         let mut decoder = tokenizer.decoder(skip_special);
         let mut pieces: String = ids.iter().map(|&id| decoder.push(id)).collect();
         pieces.push_str(&decoder.flush());
         assert_eq!(pieces, tokenizer.decode(ids, skip_special));
+        // Some tokenizers put a space in front of every text.
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(text == pieces || text.strip_prefix(' ') == Some(&pieces), "{text:?}: {pieces:?}");
     }
 }
 

@@ -73,13 +73,6 @@ fn sentencepiece_prompts_begin_with_bos_and_rendered_text_does_not() {
 }
 
 #[test]
-fn a_continuation_keeps_its_leading_space() {
-    let tokenizer = build(&sentencepiece(&PIECES));
-    assert_eq!(tokenizer.decoder(true).push(SPACE + 8), "ab");
-    assert_eq!(tokenizer.continuation_decoder(true).push(SPACE + 8), " ab");
-}
-
-#[test]
 fn user_defined_tokens_are_found_in_plain_text() {
     let mut vocabulary = sentencepiece(&PIECES);
     vocabulary.tokens.push("<tool>".to_owned());

@@ -121,36 +121,6 @@ pub fn egress_bits(
     (rate * traffic.out_bytes(shape), rate * traffic.back_bytes(shape))
 }
 
-/// Values moved and multiply-accumulates done by one layer's operations (table:app:op_char).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Operations {
-    /// Values loaded and stored.
-    pub moved: f64,
-    /// Multiply-accumulates.
-    pub multiplied: f64,
-}
-
-/// A layer's non-attention work for `batch` rows: D(2D+3D_h+2D_kv) + B(7D+3D_h+2D_kv) values moved.
-/// The paper's total prints 8D; its own five rows sum to 7D.
-pub fn non_attention(shape: &Shape, batch: f64) -> Operations {
-    let (hidden, kv, wide) =
-        (shape.hidden as f64, shape.kv_width as f64, shape.feed_forward as f64);
-    let weights = hidden * (2.0 * hidden + 3.0 * wide + 2.0 * kv);
-    Operations {
-        moved: weights + batch * (7.0 * hidden + 3.0 * wide + 2.0 * kv),
-        multiplied: batch * weights,
-    }
-}
-
-/// A layer's attention for `batch` rows over `context` positions: 2B(D + SH + S D_kv) moved, 2SBD multiplied.
-pub fn attention(shape: &Shape, heads: usize, batch: f64, context: f64) -> Operations {
-    let (hidden, kv) = (shape.hidden as f64, shape.kv_width as f64);
-    Operations {
-        moved: 2.0 * batch * (hidden + context * heads as f64 + context * kv),
-        multiplied: 2.0 * context * batch * hidden,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,18 +203,5 @@ mod tests {
         let ratio =
             RowTraffic::ResidualHome.out_bytes(&shape) / RowTraffic::StateObject.out_bytes(&shape);
         assert!((1.0 - ratio - 0.444).abs() < 0.001);
-    }
-
-    #[test]
-    fn operation_totals_match_the_sums_of_their_rows() {
-        let shape = Shape::llama2_70b();
-        let (batch, d, kv, h) = (3.0, 8192.0, 1024.0, 28672.0);
-        let rows = (2.0 * batch * d + d * d)
-            + (batch * d + 2.0 * d * kv + 2.0 * batch * kv)
-            + (2.0 * batch * d + d * d)
-            + (batch * d + 2.0 * d * h + 2.0 * batch * h)
-            + (batch * h + h * d + batch * d);
-        assert_eq!(non_attention(&shape, batch).moved, rows);
-        assert_eq!(attention(&shape, 64, 1.0, 2048.0).multiplied, 2.0 * 2048.0 * 8192.0);
     }
 }

@@ -40,10 +40,3 @@ pub struct Evaluation {
     /// Cost of its nodes.
     pub cost: f64,
 }
-
-impl Evaluation {
-    /// Cost for a token per second.
-    pub fn cost_per_rate(&self) -> f64 {
-        self.cost / self.tokens_per_second
-    }
-}

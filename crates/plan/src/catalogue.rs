@@ -1,10 +1,8 @@
 //! The hardware catalogue: devices as data, each figure with its source; users add their own in the same form.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
-use crate::error::{PlanError, read_text};
+use crate::error::PlanError;
 
 const BUILT_IN: &str = include_str!("../data/devices.toml");
 
@@ -77,13 +75,6 @@ impl Catalogue {
     /// The catalogue that ships with the program.
     pub fn built_in() -> Self {
         Self::parse("devices.toml", BUILT_IN).expect("the built-in catalogue is checked by a test")
-    }
-
-    /// The built-in catalogue extended by a user's file; a user's device replaces one of the same name.
-    pub fn with_file(path: &Path) -> Result<Self, PlanError> {
-        let mut catalogue = Self::built_in();
-        catalogue.extend(Self::parse(&path.display().to_string(), &read_text(path)?)?.devices);
-        Ok(catalogue)
     }
 
     /// Parses and checks a catalogue; `path` is for messages.

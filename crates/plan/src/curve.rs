@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Point {
     /// Rows.
     pub batch: usize,
-    /// Median seconds of one layer's stage.
+    /// Mean seconds of one layer's stage.
     pub seconds: f64,
     /// Half the distance between the first and the third quartile, in seconds.
     pub spread: f64,

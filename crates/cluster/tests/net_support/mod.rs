@@ -6,7 +6,7 @@ use glinthawk_cluster::net::{
 };
 use glinthawk_flight::{Buffer, Kind, Message, Pool, Row, ShardId, StepId};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once};
 use std::time::{Duration, Instant};
 
@@ -204,4 +204,42 @@ pub fn one_of_each() -> Vec<Message> {
     ];
     assert!(messages.iter().all(|m| !matches!(m.kind(), Kind::Heartbeat | Kind::Goodbye)));
     messages
+}
+
+/// Whatever happened, a friend can join and be heard.
+pub fn check_goes_on(victim: &Controller, address: SocketAddr, friend: Config) {
+    let friend = Controller::start(friend).unwrap();
+    let (victim_peer, _) = friend.connect(&address.to_string()).unwrap();
+    let friend_peer = next_joined(victim);
+    friend.send(victim_peer, attended(42, 1000)).unwrap();
+    let (peer, message) = next_message(victim);
+    assert_eq!((peer, flight_of(&message)), (friend_peer, 42));
+    friend.shutdown();
+    assert_eq!(next_lost(victim), (friend_peer, LostReason::Goodbye));
+}
+
+pub fn check_one_line(peer: &RawPeer, expected: &str) {
+    let lines = log_lines(peer);
+    assert_eq!(lines.len(), 1, "lines about {}: {lines:#?}", peer.address);
+    assert!(lines[0].contains("WARN") && lines[0].contains(expected), "{}", lines[0]);
+}
+
+/// Strangers are told little and dropped: what each says, whether it then hangs up, and the line it earns.
+pub fn check_refused(
+    victim: &Controller,
+    address: SocketAddr,
+    cases: &[(Vec<u8>, bool, &str)],
+    heard_max: usize,
+) {
+    for (bytes, hangs_up, expected) in cases {
+        let mut stranger = RawPeer::dial(address);
+        stranger.say(bytes);
+        if *hangs_up {
+            stranger.stream.shutdown(Shutdown::Write).unwrap();
+        }
+        let heard = stranger.listen_to_the_end();
+        assert!(heard.len() <= heard_max, "a stranger was told {} bytes", heard.len());
+        check_one_line(&stranger, expected);
+    }
+    assert!(victim.stats().is_empty());
 }

@@ -124,17 +124,16 @@ fn steps_agree_with_the_oracle() {
     }
 }
 
+/// Wide enough for several tiles of a product.
+fn wide() -> Shape {
+    let base = Shape { hidden: 256, heads: 8, kv_heads: 2, ..Shape::default() };
+    Shape { feed_forward: 1024, vocab: 520, ..base }
+}
+
 #[test]
 fn bits_depend_on_the_prompt_alone() {
     let Some(device) = device() else { return };
-    let base = Shape {
-        hidden: 256,
-        heads: 8,
-        kv_heads: 2,
-        feed_forward: 1024,
-        vocab: 520,
-        ..Shape::default()
-    };
+    let base = wide();
     let windowed = Shape { head_dim: 128, window: Some(1200), ..base.clone() };
     let f16 = device.clone().in_f16();
     for (shape, device) in [(&base, &device), (&windowed, &device), (&windowed, &f16)] {
@@ -356,14 +355,7 @@ impl Layered {
 fn layers_give_the_bits_of_whole_steps() {
     let Some(device) = device() else { return };
     let mut cases = shapes();
-    cases.push(Shape {
-        hidden: 256,
-        heads: 8,
-        kv_heads: 2,
-        feed_forward: 1024,
-        vocab: 520,
-        ..Shape::default()
-    });
+    cases.push(wide());
     for shape in cases {
         let mut model = load(&shape, &device);
         let prompts: Vec<Prompt> = (1..4).map(|slot| Prompt::new(&shape, slot, 1400)).collect();

@@ -130,16 +130,7 @@ impl Machine {
     fn namespace_set(&self, number: usize, name: &Arc<str>, value: Value) -> Result<(), Error> {
         let key = Value::Text(Arc::clone(name));
         let mut namespaces = self.namespaces.borrow_mut();
-        let entries = &mut namespaces[number];
-        for (own, old) in entries.iter_mut() {
-            if self.equal(own, &key)? {
-                *old = value;
-                return Ok(());
-            }
-        }
-        self.budget.spend(2 * STEP)?;
-        entries.push((key, value));
-        Ok(())
+        self.insert(&mut namespaces[number], key, value)
     }
 
     pub(super) fn execute(
