@@ -82,20 +82,20 @@ fn print(profile: &Profile) -> anyhow::Result<()> {
     writeln!(
         out,
         "\naround the kernels: {:.1} µs a step, {:.2} µs a row",
-        microseconds(around.step),
-        microseconds(around.row),
+        microseconds(around.step_seconds),
+        microseconds(around.row_seconds),
     )?;
     writeln!(
         out,
         "each end of a message: {:.1} µs, and {:.2} µs a KiB",
-        microseconds(around.message),
-        microseconds(around.byte) * 1024.0,
+        microseconds(around.message_seconds),
+        microseconds(around.byte_seconds) * 1024.0,
     )?;
     writeln!(
         out,
         "a node that sleeps wakes in {:.1} µs, on a core that computes in {:.1} µs",
-        microseconds(around.wake),
-        microseconds(around.crowded),
+        microseconds(around.wake_seconds),
+        microseconds(around.crowded_seconds),
     )?;
     Ok(())
 }

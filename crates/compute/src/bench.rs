@@ -12,7 +12,7 @@ use crate::{
     AttendRow, Backend, ComputeError, ContextKernels, ContextSpec, ContextType, CpuContext,
     CpuWeights, Isa, ShardIn, ShardOut, SliceSpec, Threads, WeightKernels,
 };
-use glinthawk_flight::{Buffer, PAGE_POSITIONS};
+use glinthawk_flight::Buffer;
 use glinthawk_model::{Model, ModelConfig};
 use half::bf16;
 use std::hint::black_box;
@@ -217,6 +217,7 @@ pub struct ContextBench {
     context_type: ContextType,
     context: CpuContext,
     pages: usize,
+    page_positions: u32,
 }
 
 impl ContextBench {
@@ -243,13 +244,13 @@ impl ContextBench {
         };
         let mut context = CpuContext::new(config, &spec, isa, threads)?;
         context.fill();
-        Ok(Self { config: config.clone(), context_type, context, pages })
+        Ok(Self { config: config.clone(), context_type, context, pages, page_positions })
     }
 
     /// One decode row for each context of `positions` positions that fits, `rows_max` at most.
     /// Their pages are scattered, as they are after contexts have grown side by side.
     pub fn decode(&mut self, positions: usize, rows_max: usize) -> KernelTiming {
-        let pages_each = positions.div_ceil(PAGE_POSITIONS as usize);
+        let pages_each = positions.div_ceil(self.page_positions as usize);
         let rows = (self.pages / pages_each).min(rows_max);
         for row in 0..rows {
             let pages: Vec<u32> = (0..pages_each).map(|page| (page * rows + row) as u32).collect();

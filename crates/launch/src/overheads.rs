@@ -47,7 +47,7 @@ pub(crate) fn measure(
         // The device also waits for the first kernel of a step, and the host for the last.
         step += (small.inside - step_seconds(profile, opened.model.config())).max(0.0);
     }
-    Ok(Overheads { step, row, ..network })
+    Ok(Overheads { step_seconds: step, row_seconds: row, ..network })
 }
 
 /// Seconds of a step, outside its kernels and inside.
@@ -137,10 +137,10 @@ fn network(config: &ModelConfig, round_trips: usize) -> Result<Overheads, Launch
     let byte = ((large - small) / (bytes(MESSAGE_ROWS) - bytes(1)) / 2.0).max(0.0);
     let message = ((small - 2.0 * byte * bytes(1)) / 4.0).max(0.0);
     Ok(Overheads {
-        message,
-        byte,
-        wake: ((apart - small) / 2.0 + (rested - apart)).max(0.0),
-        crowded: crowded.max(0.0),
+        message_seconds: message,
+        byte_seconds: byte,
+        wake_seconds: ((apart - small) / 2.0 + (rested - apart)).max(0.0),
+        crowded_seconds: crowded.max(0.0),
         ..Overheads::default()
     })
 }

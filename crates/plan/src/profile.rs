@@ -52,18 +52,23 @@ pub struct ProfileShape {
 #[serde(deny_unknown_fields)]
 pub struct Overheads {
     /// Planning, launching and taking home one step of a shard.
-    pub step: f64,
+    #[serde(rename = "step")]
+    pub step_seconds: f64,
     /// The same for each of its rows.
-    pub row: f64,
+    #[serde(rename = "row")]
+    pub row_seconds: f64,
     /// Sending a message to another process or receiving one, each.
-    pub message: f64,
+    #[serde(rename = "message")]
+    pub message_seconds: f64,
     /// The same for each of its bytes.
-    pub byte: f64,
+    #[serde(rename = "byte")]
+    pub byte_seconds: f64,
     /// Waking a receiver that sleeps on an idle core.
-    pub wake: f64,
+    #[serde(rename = "wake")]
+    pub wake_seconds: f64,
     /// Waiting for a core on which another process computes.
-    #[serde(default)]
-    pub crowded: f64,
+    #[serde(rename = "crowded", default)]
+    pub crowded_seconds: f64,
 }
 
 /// Seconds of every stage of one layer on one device.
@@ -189,12 +194,12 @@ impl Profile {
 impl Overheads {
     fn check(&self, path: &str) -> Result<(), PlanError> {
         let parts = [
-            ("step", self.step),
-            ("row", self.row),
-            ("message", self.message),
-            ("byte", self.byte),
-            ("wake", self.wake),
-            ("crowded", self.crowded),
+            ("step", self.step_seconds),
+            ("row", self.row_seconds),
+            ("message", self.message_seconds),
+            ("byte", self.byte_seconds),
+            ("wake", self.wake_seconds),
+            ("crowded", self.crowded_seconds),
         ];
         for (field, value) in parts {
             if !(value.is_finite() && value >= 0.0) {

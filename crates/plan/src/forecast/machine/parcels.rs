@@ -64,14 +64,14 @@ impl Machine<'_> {
         };
         let (from_core, to_core) = (core_of(self, from), core_of(self, receiver));
         let overheads = self.deployment.tier1.overheads();
-        let seconds = count * overheads.message + overheads.byte * bytes;
+        let seconds = count * overheads.message_seconds + overheads.byte_seconds * bytes;
         let transit = self.transit(Transit { to, parcel, bytes, count, way, to_core });
         self.urgent(from_core, seconds, After::Sent(transit));
     }
 
     fn dispatching_seconds(&self, rows: usize) -> f64 {
         let overheads = self.deployment.tier1.overheads();
-        overheads.step + overheads.row * rows as f64
+        overheads.step_seconds + overheads.row_seconds * rows as f64
     }
 
     fn transit(&mut self, transit: Transit) -> usize {
@@ -109,7 +109,7 @@ impl Machine<'_> {
     /// sometimes longer. If it always took the same time, identical nodes would stay in step for ever.
     pub(super) fn arrived(&mut self, index: usize) {
         let overheads = self.deployment.tier1.overheads();
-        if overheads.wake == 0.0 && overheads.crowded == 0.0 {
+        if overheads.wake_seconds == 0.0 && overheads.crowded_seconds == 0.0 {
             return self.admitted(index);
         }
         let &Transit { to, to_core: core, count, .. } = self.under_way(index);
@@ -118,8 +118,8 @@ impl Machine<'_> {
             process.core == core && Some(index) != receiver && process.work.is_some()
         });
         let mean = match (self.cores[core].is_idle(), others) {
-            (true, _) => count * overheads.wake,
-            (false, true) => count * overheads.crowded,
+            (true, _) => count * overheads.wake_seconds,
+            (false, true) => count * overheads.crowded_seconds,
             (false, false) => 0.0,
         };
         let wait = -mean * (1.0 - self.random.unit()).ln();
@@ -129,7 +129,7 @@ impl Machine<'_> {
     pub(super) fn admitted(&mut self, index: usize) {
         let Transit { parcel, bytes, count, to_core, .. } = self.under_way(index);
         let overheads = self.deployment.tier1.overheads();
-        let mut seconds = count * overheads.message + overheads.byte * bytes;
+        let mut seconds = count * overheads.message_seconds + overheads.byte_seconds * bytes;
         let core = *to_core;
         if let Parcel::Home(home) = parcel {
             seconds += self.dispatching_seconds(home.tokens.len());
