@@ -1,5 +1,5 @@
 //! No two files of a crate use each other, directly or through others: a file can be read knowing only
-//! what it uses. Parents and children do not count.
+//! what it uses. Parents and children do not count. Imports are one block, in rustfmt's order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -39,6 +39,52 @@ fn circles_are_found() {
     check(&[("a", "mod b; use crate::a::b::X;"), ("a::b", "use super::Y;")], &[]);
     let tested = "#[cfg(test)]\nmod tests {\n    use crate::a::X;\n}\n";
     check(&[("a", "use crate::b::X;"), ("b", tested)], &[]);
+}
+
+#[test]
+fn imports_are_one_block() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut found = Vec::new();
+    for name in names_in(&crates) {
+        for folder in ["src", "tests"].map(|folder| crates.join(&name).join(folder)) {
+            let mut files = BTreeMap::new();
+            if folder.is_dir() {
+                read_modules(&folder, &Vec::new(), &mut files);
+            }
+            let cut = files.iter().filter(|(_, text)| are_imports_cut(text));
+            found.extend(
+                cut.map(|(module, _)| format!("{}: {}", folder.display(), module.join("::"))),
+            );
+        }
+    }
+    assert!(found.is_empty(), "blank lines between imports: {found:#?}");
+}
+
+#[test]
+fn cut_imports_are_found() {
+    assert!(!are_imports_cut("use a::b;\nuse std::c;\n\nfn d() {}\n"));
+    assert!(are_imports_cut("use a::{\n    b,\n};\n\nuse std::c;\n"));
+    assert!(are_imports_cut("mod tests {\n    use super::*;\n\n    use std::c;\n}\n"));
+    assert!(!are_imports_cut("pub use a::b;\n\nuse std::c;\n\nmod d {\n    use e::f;\n}\n"));
+}
+
+/// Whether only blank lines stand between two imports.
+fn are_imports_cut(text: &str) -> bool {
+    let (mut inside, mut after, mut blank) = (false, false, false);
+    for line in text.lines().map(str::trim) {
+        if line.is_empty() {
+            blank = true;
+            continue;
+        }
+        let begins = !inside && line.starts_with("use ");
+        if begins && after && blank {
+            return true;
+        }
+        let is_import = inside || begins;
+        inside = is_import && !line.ends_with(';');
+        (after, blank) = (is_import && !inside, false);
+    }
+    false
 }
 
 fn path(module: &str) -> Module {

@@ -1,10 +1,9 @@
 //! A completion turned back into text: cut at its stop string, with its log-probabilities.
 
-use glinthawk_protocol::{Completion, Finish, Generated};
-
 use crate::request::Request;
 use crate::served::ServedModel;
 use crate::stop::{Cut, StopWatch};
+use glinthawk_protocol::{Completion, Finish, Generated};
 
 /// The API has no way to write minus infinity; it writes this.
 const LOGPROB_MIN: f32 = -9999.0;

@@ -1,13 +1,12 @@
 //! Files of one command that must not be the same file, under any name.
 
+use crate::error::JobError;
+use crate::file_use::FileUse;
+use crate::journal::folder_of;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-
-use crate::error::JobError;
-use crate::file_use::FileUse;
-use crate::journal::folder_of;
 
 /// The most links that are followed from a name to a file that does not exist yet.
 const LINKS_MAX: usize = 40;

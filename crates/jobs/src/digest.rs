@@ -1,12 +1,11 @@
 //! A digest of a JSON value's meaning: white space and the order of an object's fields do not
 //! matter. Computed while parsing, so that a huge value is never held.
 
-use std::fmt;
-
 use serde::de::{
     Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 use sha2::{Digest, Sha256};
+use std::fmt;
 
 /// SHA-256 over length-prefixed parts, so that no two lists of parts run together.
 pub(crate) fn hash(parts: &[&[u8]]) -> [u8; 32] {

@@ -1,14 +1,13 @@
 //! Results from earlier runs, held against the lines of this run's input before anything starts.
 //! Nothing that was answered is removed unless the user says so.
 
-use std::collections::HashSet;
-
 use crate::error::JobError;
 use crate::input::OpenInput;
 use crate::journal::{Journal, Results};
 use crate::named::Namer;
 use crate::served::ServedModel;
 use crate::unmatched::UnmatchedResults;
+use std::collections::HashSet;
 
 /// What happens to results that the output holds from before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

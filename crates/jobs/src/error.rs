@@ -1,13 +1,11 @@
 //! What can end a job: everything that is not one line's own fault.
 
-use std::io;
-use std::path::PathBuf;
-
-use thiserror::Error;
-
 use crate::file_use::FileUse;
 use crate::sniff::Remedy;
 use crate::unmatched::UnmatchedResults;
+use std::io;
+use std::path::PathBuf;
+use thiserror::Error;
 
 /// Why a job cannot go on. What it has written stays valid, and the same command resumes it.
 #[derive(Debug, Error)]

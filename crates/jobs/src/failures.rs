@@ -1,9 +1,8 @@
 //! Why lines failed: the kinds of failure, how often each occurred, and where first. Bounded,
 //! however many lines fail in how many ways.
 
-use std::collections::HashMap;
-
 use crate::refusal::{Refusal, printable};
+use std::collections::HashMap;
 
 /// Kinds that are told apart; further ones are only counted.
 const KINDS_MAX: usize = 256;

@@ -1,16 +1,14 @@
 //! An object's fields, taken one by one and checked as they are taken. Values stay unparsed text
 //! until then, so that a hostile line cannot blow up into a tree of values.
 
-use std::fmt;
-use std::marker::PhantomData;
-use std::ops::RangeInclusive;
-
+use crate::refusal::{Refusal, shortened};
 use serde::de::{
     Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor,
 };
 use serde_json::value::RawValue;
-
-use crate::refusal::{Refusal, shortened};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::RangeInclusive;
 
 /// More fields than any request has; bounds what a line can make us hold.
 const FIELDS_MAX: usize = 128;

@@ -1,10 +1,5 @@
 //! One prompt outside any job, whose text is reported as it is generated.
 
-use std::sync::Arc;
-
-use glinthawk_protocol::{Completion, Generated, Prompt};
-use serde_json::Value;
-
 use crate::choice::Choice;
 use crate::fields::{Fields, complaint};
 use crate::key::seed_of_request;
@@ -13,6 +8,9 @@ use crate::refusal::Refusal;
 use crate::request::Request;
 use crate::served::ServedModel;
 use crate::stop::StopWatch;
+use glinthawk_protocol::{Completion, Generated, Prompt};
+use serde_json::Value;
+use std::sync::Arc;
 
 /// A single request and how much of its text has been reported.
 pub struct Generation {

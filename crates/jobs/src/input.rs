@@ -1,14 +1,13 @@
 //! Lines of an input, one at a time, in bounded memory. An input is opened once; every reader of it
 //! reads it through here.
 
+use crate::error::JobError;
+use crate::sniff::{Remedy, Sniffed, shell_quoted, sniff, sniff_address};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-
-use crate::error::JobError;
-use crate::sniff::{Remedy, Sniffed, shell_quoted, sniff, sniff_address};
 
 /// Longer input lines get an error line; no more than one such line is ever held.
 pub const LINE_BYTES_MAX: usize = 16 << 20;

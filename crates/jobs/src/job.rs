@@ -1,14 +1,6 @@
 //! A job: prompts out of an input's lines, result lines out of completions. Knows no engine: the
 //! caller takes prompts from here, runs them, and brings back their completions.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use glinthawk_protocol::{Completion, Generated, Prompt, PromptId};
-
 use crate::choice::Choice;
 use crate::earlier::Earlier;
 use crate::error::JobError;
@@ -23,6 +15,12 @@ use crate::response::{Answer, answered_line, refused_line, rejected_line};
 use crate::served::ServedModel;
 use crate::stop::StopWatch;
 use crate::survey::scaled;
+use glinthawk_protocol::{Completion, Generated, Prompt, PromptId};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The most bad lines that one call for a prompt handles, so that the engine does not wait for
 /// many.

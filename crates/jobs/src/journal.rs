@@ -4,17 +4,15 @@
 //! A line's `id` names the request it answers (see `key`), so the reader keeps only sets of 16-byte
 //! keys for a file of any size: about 36 MB for a million lines.
 
+use crate::error::JobError;
+use crate::key::Key;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
-
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-
-use crate::error::JobError;
-use crate::key::Key;
 
 const BUFFER_BYTES: usize = 256 << 10;
 /// How every line of ours begins.

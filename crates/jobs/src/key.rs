@@ -1,9 +1,8 @@
 //! The key that names an output line. It derives from the request and from everything else that
 //! decides the result's bytes, so that a resumed job recognises its own lines by their `id` alone.
 
-use std::fmt;
-
 use crate::digest::hash;
+use std::fmt;
 
 /// Changes when the bytes written for the same request change.
 const FORMAT: &[u8] = b"glinthawk-output-3";

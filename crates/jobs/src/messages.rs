@@ -1,10 +1,9 @@
 //! A chat request's messages: roles and text, and nothing that a text model cannot read.
 
-use glinthawk_model::ChatMessage;
-use serde_json::value::RawValue;
-
 use crate::fields::{Fields, List, must_be, parse};
 use crate::refusal::Refusal;
+use glinthawk_model::ChatMessage;
+use serde_json::value::RawValue;
 
 const MESSAGES_MAX: usize = 16_384;
 const PARTS_MAX: usize = 16_384;

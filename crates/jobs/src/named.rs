@@ -1,8 +1,6 @@
 //! An input's lines by name: each with its number, custom id and key. The job, the survey and the
 //! check of earlier results all read lines through here, so they agree on what a line is.
 
-use std::collections::HashSet;
-
 use crate::error::JobError;
 use crate::input::{LINE_BYTES_MAX, NextLine, OpenInput};
 use crate::journal::WrittenLine;
@@ -11,6 +9,7 @@ use crate::line::{Line, derived_number};
 use crate::refusal::Refusal;
 use crate::request::Request;
 use crate::served::ServedModel;
+use std::collections::HashSet;
 
 /// Names the lines of one pass over an input.
 pub(crate) struct Namer {

@@ -1,6 +1,9 @@
 //! Where result lines go: each is written whole, at once, and synced within a second. The file is
 //! watched meanwhile, so that results do not go into a file that nobody will find.
 
+use crate::error::JobError;
+use crate::journal::{Damage, Journal, Results, WrittenLine};
+use crate::rescue;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -8,10 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-
-use crate::error::JobError;
-use crate::journal::{Damage, Journal, Results, WrittenLine};
-use crate::rescue;
 
 /// Pause between two syncs; with the sync itself, a line is safe within a second.
 const SYNC_PAUSE: Duration = Duration::from_millis(500);

@@ -1,9 +1,5 @@
 //! A job that is ready to start: its output is locked and read, and nothing has been changed yet.
 
-use std::io::Write;
-use std::path::PathBuf;
-use std::sync::Arc;
-
 use crate::collision::refuse_collisions;
 use crate::earlier::{self, Earlier, JobStanding};
 use crate::error::JobError;
@@ -12,6 +8,9 @@ use crate::input::OpenInput;
 use crate::job::{Job, JobOptions};
 use crate::output::{Output, PreparedOutput};
 use crate::served::ServedModel;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// A job that has changed nothing so far. If it is dropped, nothing has happened.
 pub struct PreparedJob {

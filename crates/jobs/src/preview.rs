@@ -1,9 +1,5 @@
 //! The tokens that a job would give the model for one line of its input, without a job.
 
-use std::cmp::Ordering;
-
-use thiserror::Error;
-
 use crate::error::JobError;
 use crate::input::Input;
 use crate::key::seed_of_request;
@@ -12,6 +8,8 @@ use crate::named::Namer;
 use crate::refusal::Refusal;
 use crate::request::Request;
 use crate::served::ServedModel;
+use std::cmp::Ordering;
+use thiserror::Error;
 
 /// Why a line has no tokens to show.
 #[derive(Debug, Error)]

@@ -1,11 +1,6 @@
 //! The reader thread: reads, checks and tokenizes lines ahead of the engine, and skips those that
 //! have a result already. A bounded channel limits how far ahead it is.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
-
 use crate::error::JobError;
 use crate::input::OpenInput;
 use crate::journal::Results;
@@ -14,6 +9,10 @@ use crate::named::Namer;
 use crate::refusal::Refusal;
 use crate::request::Request;
 use crate::served::ServedModel;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
 
 /// Lines that are checked and tokenized before the engine asks for them.
 const LINES_AHEAD: usize = 64;

@@ -1,9 +1,5 @@
 //! A request that can be run: a body checked field by field, rendered and tokenized.
 
-use glinthawk_model::Tokenizer;
-use glinthawk_protocol::{Biases, Prompt, Sampling};
-use serde_json::value::RawValue;
-
 use crate::digest::HARMLESS;
 use crate::fields::{Fields, List, check_tokens, must_be, parse};
 use crate::key::seed_of_choice;
@@ -12,6 +8,9 @@ use crate::messages::read_messages;
 use crate::refusal::{Refusal, shortened};
 use crate::sampling::read_sampling;
 use crate::served::ServedModel;
+use glinthawk_model::Tokenizer;
+use glinthawk_protocol::{Biases, Prompt, Sampling};
+use serde_json::value::RawValue;
 
 /// Choices of one request, at most.
 pub(crate) const CHOICES_MAX: u32 = 128;

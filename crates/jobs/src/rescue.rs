@@ -1,14 +1,13 @@
 //! An output file that is moved, deleted or cut short while a job writes it: how that is noticed,
 //! and what can still be kept.
 
+use crate::error::JobError;
+use crate::journal::{Journal, folder_of, names};
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-
-use crate::error::JobError;
-use crate::journal::{Journal, folder_of, names};
 
 /// Whether the path names the open file and the file has all the bytes that were written to it.
 pub(crate) fn is_sound(path: &Path, file: &File, bytes: u64) -> io::Result<bool> {

@@ -1,12 +1,11 @@
 //! Output lines in the OpenAI batch format. The order of fields is fixed, so that the lines of two
 //! runs differ only in `created`.
 
-use serde::{Serialize, Serializer};
-
 use crate::choice::{Choice, TokenLogprob, TokenLogprobs};
 use crate::key::Key;
 use crate::line::Endpoint;
 use crate::refusal::Refusal;
+use serde::{Serialize, Serializer};
 
 /// What an answered line is made of.
 pub(crate) struct Answer<'a> {

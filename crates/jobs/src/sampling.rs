@@ -1,12 +1,10 @@
 //! A body's sampling fields: ranges and defaults of the OpenAI API, and the usual extensions.
 
-use std::collections::BTreeMap;
-
-use glinthawk_protocol::{Biases, Sampling};
-
 use crate::fields::{Fields, check_tokens, must_be};
 use crate::line::Endpoint;
 use crate::refusal::Refusal;
+use glinthawk_protocol::{Biases, Sampling};
+use std::collections::BTreeMap;
 
 /// Temperatures below are greedy: dividing by them would overflow.
 const TEMPERATURE_MIN: f64 = 1e-5;

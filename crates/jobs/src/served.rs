@@ -1,8 +1,7 @@
 //! What a job must know of the model that answers it: names, limits, tokenizer and template.
 
-use glinthawk_model::{ChatTemplate, Tokenizer};
-
 use crate::key::RunDigest;
+use glinthawk_model::{ChatTemplate, Tokenizer};
 
 /// The model that runs a job's requests.
 #[derive(Clone, Debug)]

@@ -1,8 +1,7 @@
 //! Results of an output that match no line of the input, and what the user is told about them.
 
-use std::fmt;
-
 use crate::refusal::printable;
+use std::fmt;
 
 /// Custom ids that a message names.
 const EXAMPLES_MAX: usize = 3;

@@ -3,15 +3,14 @@
 
 mod common;
 
+use common::{Case, backwards, complete, sorted, submit};
+use glinthawk_jobs::{Earlier, Job, JobError, JobOptions, Next, Output, PreparedJob};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-
-use common::{Case, backwards, complete, sorted, submit};
-use glinthawk_jobs::{Earlier, Job, JobError, JobOptions, Next, Output, PreparedJob};
 
 #[test]
 fn a_first_line_that_was_spoilt_is_done_again() {

@@ -3,13 +3,12 @@
 
 mod common;
 
-use std::fs;
-use std::sync::Arc;
-
 use common::Case;
 use glinthawk_jobs::{
     Earlier, Input, JobError, JobOptions, JobStanding, Output, PreparedJob, ServedModel,
 };
+use std::fs;
+use std::sync::Arc;
 
 fn line(id: &str, prompt: &str) -> String {
     format!("{{\"custom_id\":\"{id}\",\"prompt\":\"{prompt}\"}}\n")

@@ -2,12 +2,11 @@
 
 mod common;
 
-use std::time::Duration;
-
 use common::{Case, END, submit};
 use glinthawk_jobs::Next;
 use glinthawk_protocol::{Completion, Finish, Generated, Prompt};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// The only choice of a line whose prompt the engine answers like this.
 fn choice(line: &str, tokens: impl Fn(&Prompt) -> Vec<Generated>) -> Value {

@@ -2,15 +2,14 @@
 
 mod common;
 
-use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
-
 use common::{
     Case, END, answer, backwards, complete, generated, model, seeded, submit, without_created,
 };
 use glinthawk_jobs::{Generation, Job, Next, OpenInput, PreparedJob};
 use glinthawk_protocol::{Completion, Finish, Prompt, PromptId};
 use serde_json::{Value, json};
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
 
 /// The line's text, finish reason and completion tokens.
 fn check(line: &str, text: &str, finish_reason: &str, tokens: u64) {

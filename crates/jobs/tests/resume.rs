@@ -3,13 +3,12 @@
 
 mod common;
 
+use common::{Case, seeded, sorted};
+use glinthawk_jobs::{Earlier, Input, JobError, JobOptions, Next, Output, PreparedJob};
 use std::fs;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
-
-use common::{Case, seeded, sorted};
-use glinthawk_jobs::{Earlier, Input, JobError, JobOptions, Next, Output, PreparedJob};
 
 /// Good lines, bad lines, duplicates and blanks.
 fn mixed_input(lines: usize) -> String {

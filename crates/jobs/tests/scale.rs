@@ -3,10 +3,9 @@
 
 mod common;
 
-use std::fmt::Write as _;
-
 use common::{Case, backwards, complete, submit};
 use glinthawk_jobs::Next;
+use std::fmt::Write as _;
 use std::time::Duration;
 
 const LINES: usize = 100_000;

@@ -2,10 +2,9 @@
 
 mod load;
 
-use std::sync::Arc;
-
 use crate::jinja::{self, Budget, ErrorKind, Template, Value};
 use crate::tokenizer::{Sentinel, SpecialToken, Tokenizer};
+use std::sync::Arc;
 
 /// Work that a template may do whatever the messages, in bytes made or looked at: many times what
 /// thousands of messages need, and done in a second or two.

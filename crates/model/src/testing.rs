@@ -1,8 +1,7 @@
 //! For the tests of this workspace: the real model, fetched as a user would.
 
-use std::path::PathBuf;
-
 use crate::catalogue::{self, DEFAULT_MODEL, ResolvedModel};
+use std::path::PathBuf;
 
 /// The default model's file. If it cannot be fetched, prints why and returns `None`, so that the
 /// test that needs it can end there; with `GLINTHAWK_REQUIRE_MODEL=1` it panics instead.

@@ -11,7 +11,6 @@ mod vocabulary;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
 use thiserror::Error;
 
 pub use control::Sentinel;

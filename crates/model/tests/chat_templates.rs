@@ -4,12 +4,11 @@
 #[allow(dead_code, reason = "not every test file uses every helper")]
 mod tokenizer_support;
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
 use glinthawk_model::{ChatError, ChatMessage, ChatTemplate, Tokenizer};
 use serde::Deserialize;
 use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::Path;
 use tokenizer_support::{build, byte_level};
 
 const CONTROL: [&str; 7] = [

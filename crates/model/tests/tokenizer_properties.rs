@@ -3,11 +3,10 @@
 #[allow(dead_code, reason = "not every test file uses every helper")]
 mod tokenizer_support;
 
-use std::sync::LazyLock;
-
 use glinthawk_model::tokenizer::Sentinel;
 use glinthawk_model::{Model, Tokenizer, testing};
 use proptest::prelude::*;
+use std::sync::LazyLock;
 use tokenizer_support::{build, byte_level, sentencepiece};
 
 const CONTROL: [&str; 3] = ["<|end|>", "<|im_start|>", "<s>"];

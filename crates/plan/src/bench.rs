@@ -1,10 +1,6 @@
 //! What `glinthawk bench planner` times: events per second, and a cluster far larger than any available
 //! one.
 
-use std::path::Path;
-use std::sync::Arc;
-use std::time::Instant;
-
 use crate::calculus::{NetworkLink, RowTraffic};
 use crate::catalogue::Catalogue;
 use crate::cluster::Cluster;
@@ -15,6 +11,9 @@ use crate::report::{SettledReport, simulate};
 use crate::search::{Found, search};
 use crate::shape::Shape;
 use crate::space::{PlannedJob, Settings, Space};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
 
 const PAPER_CLUSTER: &str = include_str!("../data/clusters/t4-epyc.toml");
 

@@ -1,8 +1,7 @@
 //! The hardware catalogue: devices as data, each figure with its source; users add their own in the same form.
 
-use serde::{Deserialize, Serialize};
-
 use crate::error::PlanError;
+use serde::{Deserialize, Serialize};
 
 const BUILT_IN: &str = include_str!("../data/devices.toml");
 

@@ -11,11 +11,6 @@ mod front;
 mod objective;
 mod ranked;
 
-use std::collections::HashMap;
-use std::sync::Mutex;
-
-use glinthawk_protocol::{PAGE_POSITIONS, lane_pages};
-
 pub use front::{FRONT_STEP, Trial, front};
 pub use objective::Objective;
 pub use ranked::{Chosen, SearchLimits, Work};
@@ -30,6 +25,9 @@ use crate::plan::{ContextBudget, PLAN_VERSION, Plan, PlanForecast};
 use crate::quick::{Quick, lanes};
 use crate::space::{Site, Space};
 use crate::workload::Workload;
+use glinthawk_protocol::{PAGE_POSITIONS, lane_pages};
+use std::collections::HashMap;
+use std::sync::Mutex;
 
 /// Flights for each Tier-1 node that are tried; with one, only one slice has work at a time.
 const FLIGHTS: [f64; 11] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0];

@@ -1,16 +1,14 @@
 //! Cluster descriptions: the TOML a user writes, checked and resolved against catalogue and profiles.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-
-use serde::Deserialize;
-
 use crate::calculus::NetworkLink;
 use crate::catalogue::{Catalogue, DeviceKind};
 use crate::error::{PlanError, read_text};
 use crate::kernels::KernelTimes;
 use crate::profile::Profile;
 use crate::shape::{GIB, Shape};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Identical machines.
 #[derive(Clone, Debug)]

@@ -1,11 +1,10 @@
 //! One configuration in full: who hosts which layers, how many rows go where, over which links.
 
-use std::sync::Arc;
-
 use crate::calculus::{NetworkLink, RowTraffic};
 use crate::kernels::KernelTimes;
 use crate::shape::Shape;
 use crate::workload::{Mixture, Workload};
+use std::sync::Arc;
 
 /// Which machine the simulator mimics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,15 +1,13 @@
 //! The plan file: what `glinthawk plan` writes and `glinthawk run --plan` executes.
 
-use std::path::Path;
-
-use glinthawk_protocol::{PAGE_POSITIONS, lane_pages};
-use serde::{Deserialize, Serialize};
-
 use crate::bound::Bottleneck;
 use crate::cluster::Cluster;
 use crate::error::{PlanError, read_text, write_text};
 use crate::forecast::{Deployment, Place};
 use crate::shape::{GIB, Shape};
+use glinthawk_protocol::{PAGE_POSITIONS, lane_pages};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
 
 /// The version of the file format this code reads and writes.
 pub const PLAN_VERSION: u32 = 2;

@@ -1,12 +1,10 @@
 //! Measured kernel profiles: the JSON that `glinthawk profile` writes.
 
-use std::path::Path;
-
-use serde::{Deserialize, Serialize};
-
 use crate::curve::{check_attention, check_curve, seconds_at};
 use crate::error::{PlanError, read_text, write_text};
 use crate::shape::Shape;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
 
 pub use crate::curve::{AttentionCurve, Curve, Point, batch_ladder, interpolate};
 

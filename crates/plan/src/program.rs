@@ -1,12 +1,11 @@
 //! A configuration compiled to what the event loop runs: stages on Tier-1 nodes, lanes, and their routes to Tier
 //! 2.
 
-use std::sync::Arc;
-
 use crate::bound::{Bottleneck, Demand, Line, Load, Local};
 use crate::configuration::{Configuration, Contexts, Group, Rules, Slice};
 use crate::kernels::KernelTimes;
 use crate::random::{Random, mix};
+use std::sync::Arc;
 
 /// Sampled service times kept per lane and slice; a draw picks one of them.
 const SAMPLES: usize = 256;

@@ -1,9 +1,5 @@
 //! What `glinthawk plan` says: the best configuration for a job, its neighbours and why they lose, the front, the plan.
 
-use std::fmt::Write;
-
-use rayon::prelude::*;
-
 use crate::candidate::Candidate;
 use crate::choice::{Choice, Chosen, FRONT_STEP, Objective, SearchLimits, Trial, Work, front};
 use crate::cost::CostUnit;
@@ -12,6 +8,8 @@ use crate::plan::Plan;
 use crate::space::{Site, Space};
 use crate::words::{counted, time};
 use crate::workload::Workload;
+use rayon::prelude::*;
+use std::fmt::Write;
 
 /// A configuration next to the best one.
 #[derive(Clone, Debug, PartialEq)]

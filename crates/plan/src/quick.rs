@@ -1,11 +1,10 @@
 //! What a job takes on a candidate without running it: an estimate to rank by, and a time that no run falls below.
 
-use std::collections::VecDeque;
-
 use crate::candidate::Candidate;
 use crate::kernels::KernelTimes;
 use crate::space::{Site, Space};
 use crate::workload::{Length, Workload};
+use std::collections::VecDeque;
 
 /// Prompts for each seat that an estimate goes through; the rest of a longer job follows at the same pace.
 const PROMPTS_PER_SEAT: usize = 8;

@@ -1,16 +1,14 @@
 //! What a simulation reports: throughput, where a token's time goes, how busy nodes are, what crosses
 //! the wires.
 
-use std::fmt::Write;
-
-use serde::Serialize;
-
 use crate::bound::Bottleneck;
 use crate::configuration::Configuration;
 use crate::program::Program;
 use crate::simulator;
 use crate::trace::Trace;
 use crate::words::counted;
+use serde::Serialize;
+use std::fmt::Write;
 
 /// Where the time per token goes, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -4,16 +4,14 @@
 //! A candidate is skipped only when its bound (see [`Space::estimate`]) would not beat what is already found.
 //! Candidates are visited in a fixed order and in rounds, so the result does not depend on the number of threads.
 
-use std::collections::HashMap;
-
-use rayon::prelude::*;
-
 use crate::candidate::{Candidate, Evaluation};
 use crate::cost::{CostUnit, Prices};
 use crate::error::PlanError;
 use crate::program::Program;
 use crate::simulator;
 use crate::space::{Site, Space};
+use rayon::prelude::*;
+use std::collections::HashMap;
 
 /// Candidates simulated at a time; the pruning threshold is updated between rounds.
 const ROUND: usize = 8;

@@ -10,15 +10,14 @@ mod tier2;
 
 pub(crate) use outcome::Outcome;
 
-use outcome::Tally;
-use tier1::Tier1;
-use tier2::{Tier2, WayNs};
-
 use crate::heap::{Heap, key};
 use crate::program::{Lane, Program, Stage};
 use crate::queue::Queues;
 use crate::random::Random;
 use crate::trace::{Trace, TraceSpan};
+use outcome::Tally;
+use tier1::Tier1;
+use tier2::{Tier2, WayNs};
 
 /// Steps of every shard before the measurement, and of all shards together, so that transients settle even with
 /// few shards.

@@ -1,10 +1,5 @@
 //! The space of configurations of a cluster: which (K, K', B, local rows, flights) exist.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
-
-use glinthawk_model::even_slices;
-
 use crate::admission::Admission;
 use crate::calculus::RowTraffic;
 use crate::candidate::{Candidate, Evaluation};
@@ -15,6 +10,9 @@ use crate::kernels::KernelTimes;
 use crate::shape::{GIB, Shape};
 use crate::table::Table;
 use crate::workload::Workload;
+use glinthawk_model::even_slices;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 /// What is to be run.
 #[derive(Clone, Debug)]

@@ -1,9 +1,8 @@
 //! The timeline of a simulation.
 
+use glinthawk_protocol::Timeline;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
-
-use glinthawk_protocol::Timeline;
 
 /// The most spans kept; the timeline of a long run shows only its beginning.
 const SPANS_MAX: usize = 200_000;

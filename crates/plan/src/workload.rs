@@ -1,10 +1,9 @@
 //! Workloads: prompt and output lengths, what they mean for rows and context memory, and sampling from them.
 
-use std::path::Path;
-
 use crate::error::{PlanError, read_text};
 use crate::kernels::KernelTimes;
 use crate::random::Random;
+use std::path::Path;
 
 /// Positions in a page; contexts are allocated in whole pages.
 const PAGE_POSITIONS: f64 = glinthawk_protocol::PAGE_POSITIONS as f64;

@@ -1,11 +1,10 @@
 //! Choosing for a job: the front is what brute force finds, deadlines are met, and a plan says what its forecast says.
 
-use std::path::Path;
-
 use glinthawk_plan::{
     Choice, Cluster, FRONT_STEP, Length, Objective, Plan, PlanError, PlannedJob, Random,
     SearchLimits, Settings, Shape, Space, Trial, Workload, forecast, front, propose,
 };
+use std::path::Path;
 
 const ALL: SearchLimits =
     SearchLimits { per_site: usize::MAX, forecasts: usize::MAX, events: u64::MAX };

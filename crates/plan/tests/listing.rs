@@ -2,13 +2,12 @@
 //! search through all of them. (Two corrections: the deepest stage goes first, as the text says, and a pipe's next
 //! event is reckoned after its busy time is set.)
 
-use std::sync::Arc;
-
 use glinthawk_model::even_slices;
 use glinthawk_plan::{
     Catalogue, Configuration, Contexts, Disturbance, Group, KernelTimes, NetworkLink, RowTraffic,
     Rules, Shape, Slice, simulate,
 };
+use std::sync::Arc;
 
 #[derive(Clone, Copy)]
 struct Waiting {

@@ -1,8 +1,6 @@
 //! The simulator against the protocol itself: the real dispatcher and nodes, driven in virtual time with the same
 //! kernel times and links, reach the throughput that the planner foresees.
 
-use std::sync::Arc;
-
 use glinthawk_flight::Row;
 use glinthawk_model::even_slices;
 use glinthawk_plan::{
@@ -11,6 +9,7 @@ use glinthawk_plan::{
 };
 use glinthawk_protocol::virtual_time::{self, Costs, SimulatedCluster};
 use glinthawk_protocol::{DispatcherConfig, Merge, Prompt, Stage};
+use std::sync::Arc;
 
 /// The most that the two may differ by.
 const TOLERANCE: f64 = 0.05;

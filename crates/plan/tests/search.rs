@@ -1,11 +1,10 @@
 //! The planner: its bound is sound, pruning changes nothing but the time, impossible clusters say what they need.
 
-use std::path::Path;
-
 use glinthawk_plan::{
     Bottleneck, Cluster, PlannedJob, RowTraffic, Rules, Settings, Shape, Space, Workload, search,
     simulate,
 };
+use std::path::Path;
 
 fn cluster_text(tier1: (&str, usize), tier2: (&str, usize)) -> String {
     format!(

@@ -1,13 +1,12 @@
 //! The event loop against closed forms: saturation, latency, symmetry, heterogeneity, determinism.
 
-use std::sync::Arc;
-
 use glinthawk_model::even_slices;
 use glinthawk_plan::catalogue::Efficiency;
 use glinthawk_plan::{
     Bottleneck, Catalogue, Configuration, Contexts, DeviceKind, Disturbance, Group, KernelTimes,
     NetworkLink, RowTraffic, Rules, Shape, Slice, Workload, simulate, simulate_traced,
 };
+use std::sync::Arc;
 
 /// K slices with K' nodes of B rows each, on the devices of the catalogue.
 fn configuration(

@@ -1,11 +1,10 @@
 //! The other engines of the paper's comparison, as far as their layout decides: who holds which layers, who waits for whom.
 
-use glinthawk_plan::calculus::NetworkLink;
-
 use crate::batches::ON_16_T4;
 use crate::calibration::{LONGEST, RTT_MS, Testbed};
 use crate::comparison::{Section, Statement, Table};
 use crate::prototype::Experiment;
+use glinthawk_plan::calculus::NetworkLink;
 
 /// Ways to split the model over 16 T4 that the paper measured, all with the contexts of its single tier.
 struct Layout {

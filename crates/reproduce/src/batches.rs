@@ -1,11 +1,10 @@
 //! The batches that the paper's search picked, beside those that ours picks on the same nodes and contexts.
 
-use glinthawk_plan::Evaluation;
-
 use crate::calibration::{LONGEST, Testbed};
 use crate::comparison::{Comparison, Section, Standing, Table, Test};
 use crate::examples::OVERHEADS;
 use crate::prototype::Experiment;
+use glinthawk_plan::Evaluation;
 
 /// The paper's end-to-end configurations on 16 T4: with 0, 1, 2 and 3 CPU nodes each.
 pub(crate) const ON_16_T4: [&str; 4] =

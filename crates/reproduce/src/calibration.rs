@@ -1,7 +1,6 @@
 //! The unpublished kernel profiles, replaced by rooflines with five efficiencies fitted to five numbers of the paper.
 
-use std::sync::Arc;
-
+use crate::prototype::{Experiment, Nodes, experiments, nodes};
 use glinthawk_plan::Evaluation;
 use glinthawk_plan::KernelTimes;
 use glinthawk_plan::PlanError;
@@ -13,8 +12,7 @@ use glinthawk_plan::{Cluster, DevicePool};
 use glinthawk_plan::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
 use glinthawk_plan::{PlannedJob, Settings, Space};
 use glinthawk_plan::{best_at, search};
-
-use crate::prototype::{Experiment, Nodes, experiments, nodes};
+use std::sync::Arc;
 
 /// The paper's numbers the rooflines are fitted to; everything else is held out or follows from these.
 pub(crate) struct Anchors;

@@ -1,14 +1,13 @@
 //! Where the paper contradicts itself or says what its own figures do not give: both values and the reason.
 
+use crate::calibration::{Anchors, CPU, RTT_MS, Testbed};
+use crate::comparison::{Section, Table};
+use crate::examples::STAGE_SECONDS;
 use glinthawk_plan::calculus::{
     NetworkLink, RowTraffic, context_bytes, flights_pipeline, flights_pipeline_as_tabled,
     flights_tensor, prompts_in,
 };
 use glinthawk_plan::shape::{GIB, MIB, Shape};
-
-use crate::calibration::{Anchors, CPU, RTT_MS, Testbed};
-use crate::comparison::{Section, Table};
-use crate::examples::STAGE_SECONDS;
 
 /// The table of contradictions.
 pub(crate) fn contradictions(testbed: &Testbed) -> Section {

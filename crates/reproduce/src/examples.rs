@@ -1,14 +1,13 @@
 //! The worked examples of the paper's sections on context memory, and the kernels they rest on.
 
+use crate::calibration::{Anchors, CPU, LONGEST, RTT_MS, Testbed};
+use crate::comparison::{Comparison, Section, Standing, Statement, Table, Test};
 use glinthawk_plan::KernelTimes;
 use glinthawk_plan::calculus::{
     NetworkLink, RowTraffic, context_bytes, flights_pipeline, flights_tensor, flights_two_tier,
     inter_tier_transit, largest_batch, prompts_in,
 };
 use glinthawk_plan::shape::{GIB, MIB, Shape};
-
-use crate::calibration::{Anchors, CPU, LONGEST, RTT_MS, Testbed};
-use crate::comparison::{Comparison, Section, Standing, Statement, Table, Test};
 
 /// t_c,min: the smallest stage between two synchronisations of a tensor-parallel layer, on one T4 (app:kvcalc).
 pub(crate) const STAGE_SECONDS: f64 = 0.48e-3;

@@ -1,14 +1,9 @@
 //! The reproduction's figures: which numbers go into which chart.
 
-use plotters::element::DashedPathElement;
-use plotters::prelude::*;
-use plotters::style::text_anchor::VPos;
-
-use crate::error::ReproduceError;
-
 use crate::calibration::{Anchors, Testbed};
 use crate::comparison::Standing;
 use crate::costs::{CostPoint, Pairing};
+use crate::error::ReproduceError;
 use crate::examples::gain;
 use crate::plots::{
     Bars, FOURTH, GRID, INK, Labels, LinePoint, Lines, OURS, Picture, Side, THEIRS, THIRD, centred,
@@ -16,6 +11,9 @@ use crate::plots::{
 };
 use crate::sweeps::{LatencyPoint, LengthPoint};
 use crate::throughput::{EndToEnd, TrafficRow};
+use plotters::element::DashedPathElement;
+use plotters::prelude::*;
+use plotters::style::text_anchor::VPos;
 
 /// fig:llama2-70b-profile.
 pub(crate) fn profile(testbed: &Testbed) -> Result<Picture, ReproduceError> {

@@ -1,10 +1,9 @@
 //! The kinds of charts the reproduction draws, as SVG; which data they show is said in `figures`.
 
+use crate::error::ReproduceError;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-
-use crate::error::ReproduceError;
 
 const SIZE: (u32, u32) = (720, 420);
 const FONT: &str = "sans-serif";

@@ -1,11 +1,10 @@
 //! Throughput, time per token and traffic of the prototype's configurations.
 
-use glinthawk_plan::calculus::{NetworkLink, RowTraffic, egress_bits, inter_tier_transit};
-use glinthawk_plan::{SettledReport, simulate};
-
 use crate::batches::ON_16_T4;
 use crate::calibration::{Anchors, CPU, LONGEST, PAIRS, RTT_MS, Testbed};
 use crate::comparison::{Comparison, Section, Standing, Statement, Table, Test};
+use glinthawk_plan::calculus::{NetworkLink, RowTraffic, egress_bits, inter_tier_transit};
+use glinthawk_plan::{SettledReport, simulate};
 
 /// The end-to-end configurations on 16 T4: with 0, 1, 2 and 3 CPU nodes each.
 #[derive(Clone, Debug)]

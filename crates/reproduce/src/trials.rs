@@ -1,12 +1,11 @@
 //! What was tried besides: other readings of the paper, other anchors, another form of the kernels.
 
-use glinthawk_plan::PlanError;
-use glinthawk_plan::Rules;
-
 use crate::batches::ON_16_T4;
 use crate::calibration::{Anchors, AttentionAnchor, LONGEST, PAIRS, Testbed};
 use crate::comparison::{Comparison, Section, Standing, Table};
 use crate::prototype::Experiment;
+use glinthawk_plan::PlanError;
+use glinthawk_plan::Rules;
 
 /// The numbers that another calibration changes.
 #[derive(Clone, Debug)]

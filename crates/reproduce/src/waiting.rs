@@ -1,11 +1,10 @@
 //! How long prompts take from their first token to their last, on 16 T4: the appendix's latency plots.
 
+use crate::comparison::{Section, Table};
+use crate::throughput::EndToEnd;
 use glinthawk_plan::PlanError;
 use glinthawk_plan::SettledReport;
 use glinthawk_plan::{Length, Workload};
-
-use crate::comparison::{Section, Table};
-use crate::throughput::EndToEnd;
 
 const LENGTHS: &str = include_str!("../../plan/data/lengths/sharegpt-first-turn.csv");
 const CONTEXT_MAX: usize = 2048;

@@ -1,12 +1,6 @@
 //! A small model that is all text and no weights, and an engine that answers at once.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-
 use glinthawk_jobs::{
     Earlier, Input, Job, JobError, JobOptions, JobSummary, Next, OpenInput, Output, PreparedJob,
     ServedModel,
@@ -14,6 +8,11 @@ use glinthawk_jobs::{
 use glinthawk_model::{ChatTemplate, Tokenizer};
 use glinthawk_protocol::{Completion, Finish, Generated, Prompt, PromptId};
 use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A byte is a token; 256 ends a text.

@@ -1,11 +1,10 @@
 //! The folder that models are kept in, and the lock that lets one process at a time fill it.
 
+use super::CatalogueError;
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-
-use super::CatalogueError;
 
 /// The folder models are kept in: `GLINTHAWK_CACHE`, else `glinthawk` in the platform's.
 pub fn cache_folder() -> Result<PathBuf, CatalogueError> {

@@ -1,19 +1,17 @@
 //! Files over HTTP: fetched beside their place, continued where they stopped, and put in place once
 //! they are whole and right. Nothing that a server says becomes part of a path here.
 
+use super::cache::hexadecimal;
+use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
-
-use sha2::{Digest, Sha256};
 use ureq::Body;
 use ureq::config::ConfigBuilder;
 use ureq::http::Response;
 use ureq::typestate::AgentScope;
-
-use super::cache::hexadecimal;
 
 const REDIRECTS_MAX: usize = 8;
 const CONNECT_PATIENCE: Duration = Duration::from_secs(30);

@@ -1,7 +1,6 @@
 //! Why a model cannot be fetched or found, and what to do about it.
 
 use std::path::PathBuf;
-
 use thiserror::Error;
 
 /// Why a name does not become a model.

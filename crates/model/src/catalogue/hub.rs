@@ -1,15 +1,13 @@
 //! Models of the Hugging Face hub: `org/name` to a folder of the cache. What the hub says is data:
 //! the names of its files become file names only where they are on our list or pass `is_shard`.
 
+use super::download::{Expected, Site};
+use super::{CatalogueError, PullProgress, cache};
+use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-use serde::Deserialize;
-
-use super::download::{Expected, Site};
-use super::{CatalogueError, PullProgress, cache};
 
 /// Fetched if the model has them, in this order; the weights come last.
 const SMALL_FILES: [&str; 7] = [

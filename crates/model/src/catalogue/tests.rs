@@ -1,13 +1,11 @@
 //! Pulls from a package made up here, with a script in pip's place.
 
+use super::*;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-
 use tempfile::TempDir;
-
-use super::*;
 
 const CONTENT: &[u8] = b"the model";
 const SHA256: &str = "36cc7e3d6f6200756c81e18470827e9dac1c602fcd87761cbb0b8f015611c098";

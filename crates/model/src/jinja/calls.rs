@@ -1,13 +1,12 @@
 //! Calls: arguments, macros, the global functions, loops that call themselves.
 
-use std::cell::Cell;
-use std::rc::Rc;
-use std::sync::Arc;
-
 use super::budget::STEP;
 use super::machine::Machine;
 use super::value::{Function, Joiner, Loop, MacroValue, Range, Value};
 use super::{Error, ErrorKind};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
 
 /// The longest range of Jinja2's sandbox.
 const RANGE_MAX: usize = 100_000;

@@ -1,9 +1,8 @@
 //! The parser's place among the tokens: looking, taking, expecting.
 
-use std::sync::Arc;
-
 use super::Error;
 use super::lexer::{Token, TokenKind};
+use std::sync::Arc;
 
 /// How deep a template may be nested: real ones reach about twenty.
 const DEPTH_MAX: u32 = 100;

@@ -1,12 +1,11 @@
 //! Equality, order and membership as Python has them.
 
-use std::cmp::Ordering;
-
 use super::Error;
 use super::ast::Comparator;
 use super::budget::STEP;
 use super::machine::Machine;
 use super::value::{Sequence, Value};
+use std::cmp::Ordering;
 
 impl Machine {
     pub(super) fn equal(&self, left: &Value, right: &Value) -> Result<bool, Error> {

@@ -1,7 +1,5 @@
 //! Values of expressions: names, literals, operators, accesses.
 
-use std::sync::Arc;
-
 use super::Error;
 use super::ast::{Arguments, Expression, Link};
 use super::budget::STEP;
@@ -9,6 +7,7 @@ use super::calls::Given;
 use super::machine::Machine;
 use super::methods;
 use super::value::{SequenceKind, Value};
+use std::sync::Arc;
 
 impl Machine {
     pub(super) fn evaluate(&self, expression: &Expression, scope: usize) -> Result<Value, Error> {

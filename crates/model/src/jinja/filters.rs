@@ -1,8 +1,6 @@
 //! Jinja2's filters on single values; those on many items are in `selections.rs`. Not here are
 //! those that make HTML of links, and `random`, which a prompt cannot have.
 
-use std::sync::Arc;
-
 use super::Error;
 use super::ast::Operator;
 use super::budget::STEP;
@@ -12,6 +10,7 @@ use super::machine::Machine;
 use super::strings::{capitalized, split_lines};
 use super::text::is_space;
 use super::value::Value;
+use std::sync::Arc;
 
 const NAMES: &[&str] = &[
     "abs",

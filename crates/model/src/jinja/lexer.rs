@@ -1,10 +1,9 @@
 //! Cuts a template's source into tokens, and takes out the white space that Jinja2 takes out with
 //! `trim_blocks` and `lstrip_blocks`.
 
-use std::sync::Arc;
-
 use super::Error;
 use super::text::is_space;
+use std::sync::Arc;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum TokenKind {

@@ -1,13 +1,12 @@
 //! Runs statements: scopes, namespaces, loops, assignments.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-use std::sync::Arc;
-
 use super::Error;
 use super::ast::{For, Link, Statement, StatementKind, Target};
 use super::budget::{Budget, STEP};
 use super::value::{Function, Loop, MacroValue, Recursion, Value};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
 
 const GLOBALS: [(&str, Function); 7] = [
     ("range", Function::Range),

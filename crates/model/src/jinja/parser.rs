@@ -1,14 +1,13 @@
 //! Tokens to expressions; statements are in `statements.rs`. The grammar is Jinja2's, precedences
 //! included: a filter binds tighter than an operator, a test as tight as a filter.
 
-use std::sync::Arc;
-
 use super::Error;
 use super::ast::{
     Arguments, Comparator, Conditional, Expression, Link, Operator, Statement, Target,
 };
 use super::cursor::{Parser, describe};
 use super::lexer::TokenKind;
+use std::sync::Arc;
 
 impl Parser {
     pub(super) fn template(mut self) -> Result<Vec<Statement>, Error> {

@@ -1,13 +1,12 @@
 //! Jinja2's filters on many items: picking, ordering, joining, grouping.
 
-use std::cmp::Ordering;
-use std::sync::Arc;
-
 use super::Error;
 use super::budget::STEP;
 use super::calls::{Given, required};
 use super::machine::Machine;
 use super::value::{SequenceKind, Value};
+use std::cmp::Ordering;
+use std::sync::Arc;
 
 impl Machine {
     pub(super) fn selection(

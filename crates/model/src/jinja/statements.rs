@@ -1,11 +1,10 @@
 //! Tokens to statements: what stands between `{%` and `%}`, and the text around it.
 
-use std::sync::Arc;
-
 use super::Error;
 use super::ast::{Expression, For, Link, Macro, Statement, StatementKind};
 use super::cursor::Parser;
 use super::lexer::TokenKind;
+use std::sync::Arc;
 
 impl Parser {
     /// Statements up to one of the tags in `ends`, whose name is taken and returned; up to the

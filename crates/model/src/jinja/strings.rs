@@ -1,13 +1,12 @@
 //! Python's methods of `str`.
 
-use std::sync::Arc;
-
 use super::Error;
 use super::budget::STEP;
 use super::calls::{Given, required};
 use super::machine::Machine;
 use super::text::is_space;
 use super::value::Value;
+use std::sync::Arc;
 
 impl Machine {
     pub(super) fn text_method(

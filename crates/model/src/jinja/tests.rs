@@ -1,8 +1,7 @@
 //! What Jinja2 makes of templates is what this makes of them; and no template gets out of hand.
 
-use serde::Deserialize;
-
 use super::{Budget, Error, ErrorKind, Template, Value};
+use serde::Deserialize;
 
 /// What Jinja2, set up as `transformers` does, makes of a template: see `scripts/jinja-cases`.
 #[derive(Deserialize)]

@@ -1,14 +1,13 @@
 //! What a template's expressions are: Python's values, as far as templates meet them. Lists and
 //! dictionaries never change, so only namespaces could contain themselves; those are numbers here.
 
+use super::Error;
+use super::ast::Macro;
+use super::budget::NESTING_MAX;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-
-use super::Error;
-use super::ast::Macro;
-use super::budget::NESTING_MAX;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Value {

@@ -1,16 +1,14 @@
 //! Builds a tokenizer from the vocabulary a GGUF file carries.
 
-use std::collections::HashMap;
-
-use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{AddedToken, ModelWrapper};
-
 use super::control::{ControlToken, ControlTokens};
 use super::pretokenize::PreTokenizer;
 use super::sentencepiece::{SPACE, SentencePiece};
 use super::vocabulary::{ByteAlphabet, Vocabulary, fallback_byte};
 use super::{Engine, Shared, SpecialToken, Tokenizer, TokenizerError};
 use crate::source::gguf::Metadata;
+use std::collections::HashMap;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::{AddedToken, ModelWrapper};
 
 /// The tokens a model may end a turn with beside its end-of-text token, as they are spelled.
 /// GGUF files name one or two of them; the models' own generation settings name more.

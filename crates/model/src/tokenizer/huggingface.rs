@@ -1,17 +1,15 @@
 //! Builds a tokenizer from a Hugging Face folder: `tokenizer.json` and `tokenizer_config.json`.
 
-use std::path::{Path, PathBuf};
-
+use super::control::{ControlToken, ControlTokens};
+use super::vocabulary::{ByteAlphabet, Vocabulary, fallback_byte};
+use super::{Engine, Shared, Tokenizer, TokenizerError, VOCAB_SIZE_MAX, special};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+use std::path::{Path, PathBuf};
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::{AddedToken, ModelWrapper};
-
-use super::control::{ControlToken, ControlTokens};
-use super::vocabulary::{ByteAlphabet, Vocabulary, fallback_byte};
-use super::{Engine, Shared, Tokenizer, TokenizerError, VOCAB_SIZE_MAX, special};
 
 /// Several times the largest tokenizer there is.
 const FILE_BYTES_MAX: u64 = 1 << 28;

@@ -1,5 +1,6 @@
 //! How byte-level vocabularies cut text into words before merging, by the name GGUF gives it.
 
+use super::TokenizerError;
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::normalizers::unicode::NFC;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -8,8 +9,6 @@ use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::tokenizer::SplitDelimiterBehavior;
-
-use super::TokenizerError;
 
 /// What a `tokenizer.ggml.pre` name stands for.
 pub(super) struct PreTokenizer {
@@ -86,9 +85,8 @@ fn cut_at(patterns: &[&str]) -> Result<PreTokenizerWrapper, TokenizerError> {
 
 #[cfg(test)]
 mod tests {
-    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _};
-
     use super::*;
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _};
 
     fn check(name: &str, text: &str, words: &[&str]) {
         let cutter = PreTokenizer::named(name).expect(name).cutter;

@@ -1,10 +1,9 @@
 //! SentencePiece's byte-pair encoding: among neighbours that together form a token, the pair with
 //! the highest score is joined first.
 
+use super::control::{ControlTokens, Piece};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
-
-use super::control::{ControlTokens, Piece};
 
 /// The character that stands for a space.
 pub(super) const SPACE: char = '▁';

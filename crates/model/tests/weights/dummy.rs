@@ -1,9 +1,8 @@
 //! Random weights of well-known shapes.
 
+use crate::support::identity;
 use glinthawk_model::{LayerTensor, Model, ModelConfig, Tensor};
 use half::bf16;
-
-use crate::support::identity;
 
 #[test]
 fn shapes_have_the_published_number_of_parameters() {

@@ -1,8 +1,7 @@
 //! What a configuration is judged by.
 
-use std::cmp::Ordering;
-
 use crate::cost::CostUnit;
+use std::cmp::Ordering;
 
 /// What to optimise.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,5 @@
 //! The search: candidates in the order of their promise, forecast in rounds, until nothing better can be left.
 
-use rayon::prelude::*;
-
 use super::Choice;
 use super::front::{Trial, is_covered};
 use super::objective::{Objective, Value, compare};
@@ -9,6 +7,7 @@ use crate::candidate::Candidate;
 use crate::error::PlanError;
 use crate::space::Site;
 use crate::words::{counted, time};
+use rayon::prelude::*;
 
 /// Configurations forecast at a time; what prunes is updated between rounds.
 const ROUND: usize = 8;

@@ -1,13 +1,11 @@
 //! What is forecast: an engine, and what its nodes have to themselves.
 
-use std::sync::Arc;
-
-use glinthawk_protocol::Merge;
-
 use crate::calculus::NetworkLink;
 use crate::kernels::KernelTimes;
 use crate::shape::Shape;
 use crate::workload::Length;
+use glinthawk_protocol::Merge;
+use std::sync::Arc;
 
 /// What each node has to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,9 @@
 //! What a forecast says: how long a job takes, and what was busy meanwhile.
 
-use std::fmt::Write;
-
-use serde::Serialize;
-
 use super::deployment::Deployment;
 use crate::bound::Bottleneck;
+use serde::Serialize;
+use std::fmt::Write;
 
 /// What a job is expected to do.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -22,10 +22,9 @@ mod processes;
 pub use deployment::{Deployment, Place};
 pub use expected::Forecast;
 
-use machine::Machine;
-
 use crate::trace::Trace;
 use crate::workload::{Length, Workload};
+use machine::Machine;
 
 /// Prompts per seat that are simulated. The rest of a longer job follows at the pace of the last of them.
 const PROMPTS_PER_SEAT: usize = 4;
@@ -142,14 +141,13 @@ fn sample(lengths: &[Length], count: usize) -> Vec<Length> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::calculus::NetworkLink;
     use crate::kernels::KernelTimes;
     use crate::profile::tests::linear;
     use crate::profile::{Point, Profile};
     use crate::shape::Shape;
+    use std::sync::Arc;
 
     fn deployment(tier2: usize, place: Place) -> Deployment {
         let mut shape = Shape::llama2_70b();
