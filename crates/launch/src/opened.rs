@@ -9,7 +9,7 @@ use glinthawk_compute::cuda::CudaDevice;
 use glinthawk_compute::{ComputeError, ContextType, Isa};
 use glinthawk_jobs::ServedModel;
 use glinthawk_model::catalogue::{self, ResolvedModel};
-use glinthawk_model::{ChatTemplate, Model, ModelIdentity, Tokenizer};
+use glinthawk_model::{ChatTemplate, Model, ModelConfig, ModelIdentity, Tokenizer};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -36,6 +36,18 @@ impl Opened {
         let (model, served) = open(&specification.model, specification.context_max, tell)?;
         let served = Arc::new(served);
         Ok(Self { model, served, device, local, weights_identity: OnceLock::new() })
+    }
+
+    /// A model like it with fewer layers and random weights, on the same device: for measurements.
+    pub(crate) fn shortened(&self, layers: usize) -> Self {
+        let config = ModelConfig { layers, ..self.model.config().clone() };
+        Self {
+            model: Model::random(self.model.name().to_owned(), config),
+            served: Arc::clone(&self.served),
+            device: self.device.clone(),
+            local: Vec::new(),
+            weights_identity: OnceLock::new(),
+        }
     }
 
     /// The identity of the weights; hashes them unless that was done before.

@@ -25,6 +25,8 @@ const MESSAGE_ROWS: u32 = 1024;
 const REST: Duration = Duration::from_micros(500);
 /// Tokens that each prompt of an engine run generates.
 const TOKENS: u32 = 8;
+/// Layers of a model on a device in those runs.
+const LAYERS: usize = 4;
 /// The engine of those runs is small.
 const CONTEXT_MAX: u32 = 64;
 const CONTEXT_MEMORY_BYTES: u64 = 256 << 20;
@@ -40,12 +42,16 @@ pub(crate) fn measure(
     tell: Tell<'_>,
 ) -> Result<Overheads, LaunchError> {
     let network = network(opened.model.config(), round_trips)?;
-    let [small, large] = steps(opened, isa, threads, tell)?;
+    // A device goes from layer to layer by itself, so a few of them show all that is around them.
+    let few =
+        opened.device.as_ref().map(|_| opened.shortened(LAYERS.min(opened.model.config().layers)));
+    let measured = few.as_ref().unwrap_or(opened);
+    let [small, large] = steps(measured, isa, threads, tell)?;
     let row = ((large.outside - small.outside) / f64::from(ROWS - 1)).max(0.0);
     let mut step = (small.outside - row).max(0.0);
     if opened.device.is_some() {
         // The device also waits for the first kernel of a step, and the host for the last.
-        step += (small.inside - step_seconds(profile, opened.model.config())).max(0.0);
+        step += (small.inside - step_seconds(profile, measured.model.config())).max(0.0);
     }
     Ok(Overheads { step_seconds: step, row_seconds: row, ..network })
 }

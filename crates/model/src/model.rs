@@ -68,8 +68,12 @@ impl Model {
             shape: shape.to_owned(),
             known: ModelConfig::shape_names().collect::<Vec<_>>().join(", "),
         })?;
-        let name = format!("dummy:{shape}");
-        Ok(Self { name, config, source: Source::Dummy, weights: Weights::Dummy })
+        Ok(Self::random(format!("dummy:{shape}"), config))
+    }
+
+    /// A model of any shape with random weights, the same every time.
+    pub fn random(name: String, config: ModelConfig) -> Self {
+        Self { name, config, source: Source::Dummy, weights: Weights::Dummy }
     }
 
     /// A model whose weights another machine reads.
