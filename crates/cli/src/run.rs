@@ -74,8 +74,6 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             "the plan was made for {devices}, not for the devices here, so its forecast does not hold"
         ));
     }
-    // Profiles and forecasts are of CPUs.
-    let survey = survey.filter(|_| !opened.has_gpu());
     let expected = survey.as_ref().and_then(|survey| Expected::of(survey, prepared.standing()));
     if let Some(expected) = expected.as_ref().filter(|_| planned.is_none()) {
         let batch = outlook::chosen_batch(expected, &opened, &specification);

@@ -47,7 +47,7 @@ pub use local::{Kernels, LocalFabric};
 pub use memory::free_memory_bytes;
 pub use muster::{ClusterSpec, Muster, Mustered};
 pub use news::WorkerNews;
-pub use processes::{LocalWorker, Processes, TOKEN_VARIABLE, keep_to_cores};
+pub use processes::{LocalWorker, Processes, TOKEN_VARIABLE, cores_each, keep_to_cores};
 pub use pump::run_job;
 pub use remote::RemoteFabric;
 pub use report::{NodeReport, Traffic, peak_memory_bytes};

@@ -120,14 +120,29 @@ fn relay(name: &str, child: &mut Child) {
     });
 }
 
-/// The cores of each process. Those on GPUs have a few each if others compute on cores, which share the rest.
+/// Cores set apart for processes on GPUs: a few each if others compute on cores, and there are enough.
+fn gpu_cores(cores: usize, on_gpus: usize, on_cores: usize) -> Option<usize> {
+    let few = on_gpus * GPU_CORES;
+    (on_gpus > 0 && on_cores > 0 && few + on_cores <= cores).then_some(few)
+}
+
+/// Cores of each process that computes on cores, at least.
+pub fn cores_each(cores: usize, on_gpus: usize, on_cores: usize) -> usize {
+    let each = match gpu_cores(cores, on_gpus, on_cores) {
+        Some(few) => (cores - few) / on_cores,
+        None => cores / (on_gpus + on_cores),
+    };
+    each.max(1)
+}
+
+/// The cores of each process. Those on GPUs have a few each, and the others share the rest.
 fn shares(cores: &[usize], workers: &[LocalWorker]) -> Vec<Vec<usize>> {
     let on_gpus = workers.iter().filter(|worker| worker.has_gpu).count();
     let on_cores = workers.len() - on_gpus;
-    if on_gpus == 0 || on_cores == 0 || on_gpus * GPU_CORES + on_cores > cores.len() {
+    let Some(few) = gpu_cores(cores.len(), on_gpus, on_cores) else {
         return even_shares(cores, workers.len());
-    }
-    let (few, rest) = cores.split_at(on_gpus * GPU_CORES);
+    };
+    let (few, rest) = cores.split_at(few);
     let mut few = few.chunks(GPU_CORES).map(<[usize]>::to_vec);
     let mut rest = even_shares(rest, on_cores).into_iter();
     let share = |worker: &LocalWorker| if worker.has_gpu { few.next() } else { rest.next() };
@@ -175,7 +190,13 @@ mod tests {
         };
         let workers: Vec<LocalWorker> = on_gpus.iter().map(worker).collect();
         let cores: Vec<usize> = (0..cores).collect();
-        assert_eq!(shares(&cores, &workers), expected, "{on_gpus:?}");
+        let shares = shares(&cores, &workers);
+        assert_eq!(shares, expected, "{on_gpus:?}");
+        let on_cores = shares.iter().zip(on_gpus).filter(|(_, on_gpu)| !*on_gpu);
+        let fewest = on_cores.clone().map(|(share, _)| share.len()).min();
+        let (on_cores, all) = (on_cores.count(), on_gpus.len());
+        let each = cores_each(cores.len(), all - on_cores, on_cores);
+        assert_eq!(fewest.unwrap_or(each), each, "{on_gpus:?}");
     }
 
     #[test]

@@ -5,7 +5,9 @@ use crate::machine;
 use crate::opened::Opened;
 use crate::profiles;
 use crate::specification::{Specification, Topology, flights_default};
-use glinthawk_cluster::{ClusterError, Crowd, GpuFabric, Kinds, Layout, Setting, gpu_remedy};
+use glinthawk_cluster::{
+    ClusterError, Crowd, GpuFabric, Kinds, Layout, Setting, cores_each, gpu_remedy,
+};
 use glinthawk_compute::cuda::{CudaDevice, CudaModel};
 use glinthawk_compute::{ContextType, Isa, allowed_cores};
 use glinthawk_model::{ModelConfig, even_slices};
@@ -92,7 +94,11 @@ impl Resolved {
         };
         let threads = match alone {
             true => machine::threads(specification.threads)?,
-            false => (allowed_cores().len() / (pipelines * tier1 * (1 + tier2))).max(1),
+            false => {
+                let on_gpus = opened.local.iter().filter(|(_, gpu)| gpu.is_some()).count();
+                let on_cores = pipelines * tier1 * (1 + tier2) - on_gpus;
+                cores_each(allowed_cores().len(), on_gpus, on_cores)
+            }
         };
         if let (true, None, Some(memory_bytes)) = (alone, &opened.device, memory_bytes) {
             layout = layout.with_local_lanes(config, threads, memory_bytes, crowd);

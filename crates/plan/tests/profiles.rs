@@ -38,7 +38,12 @@ fn check_rises(name: &str, curve: &[Point], from: usize) {
 
 #[test]
 fn times_rise_with_rows_and_contexts() {
-    for name in ["h200-llama3-8b", "xeon-amx-16-smollm2-135m", "xeon-amx-16-llama3-8b"] {
+    for name in [
+        "h200-llama3-8b",
+        "xeon-amx-16-smollm2-135m",
+        "xeon-amx-16-llama3-8b",
+        "xeon-amx-14-llama3-8b",
+    ] {
         let (profile, _) = read(name);
         // Below that, reading the weights takes as long as computing, and other kernels are chosen.
         for curve in [&profile.pre, &profile.post, &profile.fused, &profile.classify] {
@@ -63,33 +68,38 @@ fn times_rise_with_rows_and_contexts() {
 fn forecasts_are_near_what_was_measured() {
     let runs = std::fs::read_to_string(folder().join("runs.csv")).expect("it is there");
     for run in runs.lines().skip(1) {
-        let (name, numbers) = run.split_once(',').expect("a profile, then numbers");
+        let fields: Vec<&str> = run.splitn(3, ',').collect();
+        let [name, tier2_name, numbers] = fields[..] else { panic!("{run}") };
         let numbers: Vec<usize> =
             numbers.split(',').map(|number| number.parse().expect("a number")).collect();
-        let [prompts, input, output, batch, chunk, context_max, measured] = numbers[..] else {
+        let [tier2, flights, prompts, input, output, batch, chunk, context_max, measured] =
+            numbers[..]
+        else {
             panic!("{run}")
         };
         let (profile, shape) = read(name);
-        let kernels = Arc::new(KernelTimes::Measured(Box::new(profile)));
-        let page_bytes = shape.page_bytes(shape.layers);
+        let kernels = |profile| Arc::new(KernelTimes::Measured(Box::new(profile)));
         let deployment = Deployment {
             slices: vec![shape.layers],
-            tier2: 0,
-            local_lane: true,
+            tier2,
+            local_lane: tier2 == 0,
             batch: batch as u32,
-            flights: 1,
+            flights: flights as u32,
             chunk: chunk as u32,
             context_max: context_max as u32,
-            lane_pages: (CONTEXT_BYTES / page_bytes) as u32,
+            lane_pages: (CONTEXT_BYTES / shape.page_bytes(shape.layers)) as u32,
             whole_flights: false,
             greedy: true,
-            tier1: Arc::clone(&kernels),
-            tier2_kernels: kernels,
+            tier1: kernels(profile),
+            tier2_kernels: kernels(read(tier2_name).0),
             delay_seconds: 0.0,
             bandwidth: f64::INFINITY,
             port: f64::INFINITY,
             hop: NetworkLink { rtt_seconds: 0.0, bandwidth: f64::INFINITY },
-            place: Place::OneProcess { lanes: 1 },
+            place: match tier2 {
+                0 => Place::OneProcess { lanes: 1 },
+                _ => Place::OwnMachines,
+            },
             shape,
         };
         let job = Workload::uniform(input, output, prompts).expect("valid");
