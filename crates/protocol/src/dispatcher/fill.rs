@@ -129,7 +129,10 @@ impl Dispatcher {
             && (committed[0] == 0
                 || committed[0] + u64::from(expected) <= u64::from(self.lanes[0].pages.total()));
         let open = manifests.iter().filter(|(shard, manifest)| {
-            if waits_for_own && shard.lane != 0 {
+            let is_beside = self.config.own_lane.is_some() && shard.lane != 0;
+            if is_beside
+                && (waits_for_own || shard.flight >= self.flights_worthwhile(shard.lane, expected))
+            {
                 return false;
             }
             let rows_max = self.config.lane_shape(shard.lane).batch;
@@ -146,7 +149,7 @@ impl Dispatcher {
                 && self.shards[shard].seated.len() < rows_max as usize
         });
         open.min_by_key(|(shard, manifest)| {
-            // A GPU reads all weights for each batch, so beside its own lane few and full ones are best.
+            // Beside a GPU's own lane, few and full flights are best.
             let rows = match self.config.own_lane {
                 Some(_) => u32::MAX - manifest.rows,
                 None => manifest.rows,
@@ -154,6 +157,16 @@ impl Dispatcher {
             (committed[shard.lane as usize], rows)
         })
         .map(|(&shard, _)| shard)
+    }
+
+    /// Flights that the prompts for a lane beside lane 0 would fill, if each needs so many pages. A GPU reads all weights
+    /// for each of them, so that small ones cost it more than they bring.
+    fn flights_worthwhile(&self, lane: u32, expected: u32) -> u32 {
+        let own = self.shards.iter().filter(|(shard, _)| shard.lane == 0);
+        let own: usize = own.map(|(_, state)| state.seated.len()).sum();
+        let held = self.lanes[lane as usize].pages.total() / expected.max(1);
+        let prompts = ((self.entries.len() - own) as u32).min(held);
+        prompts.div_ceil(self.config.lane_shape(lane).batch).max(1)
     }
 
     /// Pages that the prompts of a lane are expected to need in the end.
