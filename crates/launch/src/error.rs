@@ -53,6 +53,18 @@ pub enum LaunchError {
         /// All nodes.
         nodes: usize,
     },
+    /// More GPUs than there are.
+    #[error(
+        "a node is to be on cuda:{ordinal}, and this machine has {}: give fewer Tier-1 nodes, or list their devices, \
+         such as --device cuda:0,cuda:0",
+        counted(*count, "GPU")
+    )]
+    GpuMissing {
+        /// The one that is not there.
+        ordinal: usize,
+        /// How many are.
+        count: usize,
+    },
     /// A list of devices that leaves one open.
     #[error("a list of devices has cpu or cuda:N for each node, not auto")]
     AutoInList,

@@ -5,8 +5,8 @@ use crate::error::LaunchError;
 use crate::news::{LaunchNews, Tell};
 use crate::specification::{Specification, Topology};
 use glinthawk_cluster::{Kinds, NodeKind, node_name};
-use glinthawk_compute::cuda::CudaDevice;
-use glinthawk_compute::{ComputeError, ContextType, Isa};
+use glinthawk_compute::cuda::{CudaDevice, gpus};
+use glinthawk_compute::{ContextType, Isa};
 use glinthawk_jobs::ServedModel;
 use glinthawk_model::catalogue::{self, ResolvedModel};
 use glinthawk_model::{ChatTemplate, Model, ModelConfig, ModelIdentity, Tokenizer};
@@ -115,14 +115,16 @@ impl Opened {
 }
 
 /// A device with its kind, if it is a GPU. It is opened only as long as it takes to know that a worker can.
-fn with_kind(device: Device) -> Result<(Device, Option<String>), ComputeError> {
-    Ok((
-        device,
-        match device {
-            Device::Cuda(ordinal) => Some(CudaDevice::open(ordinal)?.kind()),
-            Device::Cpu | Device::Auto => None,
-        },
-    ))
+fn with_kind(device: Device) -> Result<(Device, Option<String>), LaunchError> {
+    let Device::Cuda(ordinal) = device else { return Ok((device, None)) };
+    let error = match CudaDevice::open(ordinal) {
+        Ok(gpu) => return Ok((device, Some(gpu.kind()))),
+        Err(error) => error,
+    };
+    match gpus().map_or(0, |gpus| gpus.len()) {
+        count @ 1.. if ordinal >= count => Err(LaunchError::GpuMissing { ordinal, count }),
+        _ => Err(error.into()),
+    }
 }
 
 /// Opens what a model's text needs, and nothing that takes as long as its weights are large.
