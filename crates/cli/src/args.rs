@@ -138,6 +138,10 @@ pub struct ClusterArgs {
     /// cost)
     #[arg(long, value_enum, default_value_t = MergeArg::Ready, hide_possible_values = true)]
     pub merge: MergeArg,
+    /// Compute every prompt from its beginning, even if others begin with the same tokens (for
+    /// comparison)
+    #[arg(long)]
+    pub no_prefix_sharing: bool,
     /// Write every node's timeline to this file, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE.json")]
     pub trace: Option<PathBuf>,
@@ -458,6 +462,7 @@ impl EngineArgs {
             context_type: self.context_type,
             context_max: self.max_context,
             whole_flights: false,
+            sharing: true,
             trace: false,
         }
     }
@@ -482,6 +487,7 @@ impl RunArgs {
                 bandwidth: cluster.bandwidth,
             },
             whole_flights: cluster.merge == MergeArg::Flights,
+            sharing: !cluster.no_prefix_sharing,
             trace: cluster.trace.is_some(),
             ..self.engine.specification()
         }

@@ -224,7 +224,7 @@ fn batch_lines_bare_lines_and_token_ids_say_the_same() {
     assert_eq!(bare["custom_id"], "line-1");
     assert_eq!(text(&batch), text(&bare));
     assert_eq!(text(&batch), text(&ids));
-    let usage = json!({"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8});
+    let usage = json!({"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8, "prompt_tokens_details": {"cached_tokens": 0}});
     for answer in [batch, bare, ids] {
         assert_eq!(answer["response"]["body"]["usage"], usage);
         assert_eq!(answer["response"]["body"]["model"], TINY);

@@ -136,6 +136,7 @@ mod tests {
             context_max: 1024,
             context_type: ContextType::Bf16,
             whole_flights: false,
+            sharing: true,
         }
     }
 

@@ -299,6 +299,7 @@ mod tests {
             page_positions: 16,
             context_type: ContextType::Bf16,
             whole_flights: false,
+            sharing: true,
         };
         let setting = Setting {
             model: String::new(),

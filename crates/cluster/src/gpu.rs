@@ -62,7 +62,7 @@ impl GpuFabric {
         while self.submitted.len() < CudaModel::AHEAD
             && let Some((launch, arrived)) = self.launches.pop_front()
         {
-            let submitted = self.model.submit(&launch.rows, &launch.samples);
+            let submitted = self.model.submit(&launch.rows, &launch.shared, &launch.samples);
             submitted.map_err(|error| self.failed(&launch, error))?;
             self.submitted.push_back((launch, arrived));
         }

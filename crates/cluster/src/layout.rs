@@ -75,6 +75,8 @@ pub struct Layout {
     pub context_type: ContextType,
     /// Whether Tier 1 waits for all shards of a flight before it computes.
     pub whole_flights: bool,
+    /// Whether prompts that begin with the same tokens share the pages of those.
+    pub sharing: bool,
 }
 
 impl Layout {
@@ -251,6 +253,7 @@ impl Layout {
             oversubscription: OVERSUBSCRIPTION,
             merge: self.merge(),
             run_ahead: false,
+            sharing: self.sharing,
         }
     }
 }
@@ -273,6 +276,7 @@ mod tests {
             context_max: 1024,
             context_type: ContextType::Bf16,
             whole_flights: false,
+            sharing: true,
         }
     }
 

@@ -60,6 +60,8 @@ pub struct RunStats {
     pub tokens_per_second: f64,
     /// Generated tokens per second.
     pub generated_tokens_per_second: f64,
+    /// Prompt tokens that were not computed, because other prompts began with the same ones.
+    pub prompt_tokens_shared: u64,
     /// Rows in a Tier-1 batch, on average.
     pub tier1_batch_rows_mean: f64,
     /// Rows in a Tier-1 batch, at most.
@@ -204,6 +206,7 @@ impl RunStats {
             prompts: dispatcher.prompts,
             prompt_tokens: dispatcher.prompt_tokens,
             generated_tokens: dispatcher.generated_tokens,
+            prompt_tokens_shared: dispatcher.shared,
             tokens_per_second: ratio(tokens as f64, wall_s),
             generated_tokens_per_second: ratio(dispatcher.generated_tokens as f64, wall_s),
             tier1_batch_rows_mean: ratio(rows as f64, batches as f64),

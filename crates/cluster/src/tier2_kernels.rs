@@ -54,12 +54,13 @@ impl<B: Backend> Tier2Kernels<B> {
         let begun = self.backend.mark()?;
         let from_message = matches!(payload.activations, Activations::Host(_));
         let qkv = payload.take(&self.backend)?;
-        let mut rows = Vec::with_capacity(attend.rows.len());
-        for row in &attend.rows {
+        for row in attend.shared.iter().chain(&attend.rows) {
             let first = (row.position / self.page_positions) as usize;
             self.context.bind(row.slot, first, &[row.page])?;
-            rows.push(AttendRow { slot: row.slot, position: row.position });
         }
+        let rows = attend.rows.iter();
+        let rows = rows.map(|row| AttendRow { slot: row.slot, position: row.position });
+        let rows: Vec<AttendRow> = rows.collect();
         let mut attended = self.backend.take(rows.len() * self.query_width * 2)?;
         self.context.attend(attend.layer as usize, &rows, &qkv, &mut attended)?;
         self.backend.give(qkv);

@@ -1,11 +1,17 @@
 //! The protocol's messages as they travel.
 
 use crate::error::ClusterError;
-use glinthawk_flight::{Buffer, Message, Row};
+use glinthawk_flight::{Buffer, ContextRow, Message, Row};
 use glinthawk_protocol::{Attend, Attended, Home, Launch, Sample};
 
 fn samples(launch: &Launch) -> Vec<u8> {
-    postcard::to_stdvec(&launch.samples).expect("samples always encode")
+    let shared = launch.shared.iter().map(|row| (row.slot, row.position, row.page));
+    let shared: Vec<(u32, u32, u32)> = shared.collect();
+    postcard::to_stdvec(&(&launch.samples, shared)).expect("samples always encode")
+}
+
+fn row_of(row: &ContextRow) -> Row {
+    Row { slot: row.slot(), position: row.position(), page: row.page(), token: 0 }
 }
 
 /// A launch, for slice 0.
@@ -21,29 +27,28 @@ pub(crate) fn hop(launch: &Launch, residual: Buffer) -> Message {
 /// Reads a launch or hop.
 pub(crate) fn read_launch(message: &Message) -> Result<Launch, ClusterError> {
     let table = message.row_table();
-    let samples: Vec<Sample> = postcard::from_bytes(table.sampling())
-        .map_err(|error| ClusterError::Control(format!("samples of a launch: {error}")))?;
+    let (samples, shared): (Vec<Sample>, Vec<(u32, u32, u32)>) =
+        postcard::from_bytes(table.sampling())
+            .map_err(|error| ClusterError::Control(format!("samples of a launch: {error}")))?;
     let rows: Vec<Row> = table.rows().collect();
     if samples.iter().any(|sample| sample.row as usize >= rows.len()) {
         return Err(ClusterError::Control("a sample of a launch is beyond its rows".to_owned()));
     }
-    Ok(Launch { step: message.step(), rows, samples })
+    let shared =
+        shared.into_iter().map(|(slot, position, page)| Row { slot, position, page, token: 0 });
+    Ok(Launch { step: message.step(), rows, shared: shared.collect(), samples })
 }
 
 /// Rows to attend, for a Tier-2 node.
 pub(crate) fn attend(attend: &Attend, qkv: Buffer) -> Message {
-    Message::attend(attend.step, attend.layer, &attend.rows, qkv)
+    Message::attend(attend.step, attend.layer, &attend.rows, &attend.shared, qkv)
 }
 
 /// Reads rows to attend.
 pub(crate) fn read_attend(message: &Message) -> Attend {
-    let rows = message.context_rows().iter().map(|row| Row {
-        slot: row.slot(),
-        position: row.position(),
-        page: row.page(),
-        token: 0,
-    });
-    Attend { step: message.step(), layer: message.layer(), rows: rows.collect() }
+    let (rows, shared) = message.context_rows();
+    let read = |rows: &[ContextRow]| rows.iter().map(row_of).collect();
+    Attend { step: message.step(), layer: message.layer(), rows: read(rows), shared: read(shared) }
 }
 
 /// Attention output, for the Tier-1 node that asked.
@@ -78,10 +83,10 @@ mod tests {
     fn every_message_carries_the_whole_epoch() {
         let step = StepId { shard: ShardId { flight: 2, lane: 3 }, epoch: (7 << 32) + 5 };
         let row = Row { slot: 1, position: 2, page: 3, token: 0 };
-        let sent = Launch { step, rows: vec![row], samples: Vec::new() };
+        let sent = Launch { step, rows: vec![row], shared: vec![row, row], samples: Vec::new() };
         assert_eq!(read_launch(&launch(&sent)).expect("a launch"), sent);
         assert_eq!(read_launch(&hop(&sent, Buffer::zeroed(4))).expect("a hop"), sent);
-        let sent = Attend { step, layer: 4, rows: vec![row] };
+        let sent = Attend { step, layer: 4, rows: vec![row], shared: vec![row, row] };
         assert_eq!(read_attend(&attend(&sent, Buffer::zeroed(2))), sent);
         let sent = Attended { step, layer: 4 };
         assert_eq!(read_attended(&attended(&sent, 1, Buffer::zeroed(2))), sent);

@@ -87,7 +87,9 @@ fn bytes_between_the_tiers_are_what_the_design_says(config: MakeConfig) {
     let ((tier1, tier2_peer), (tier2, tier1_peer)) = pair(config("tier1"), config("tier2"));
     for count in [32, 33, 64] {
         let qkv = Buffer::zeroed(count * out_bytes as usize);
-        tier1.send(tier2_peer, Message::attend(StepId::default(), 0, &rows(count), qkv)).unwrap();
+        tier1
+            .send(tier2_peer, Message::attend(StepId::default(), 0, &rows(count), &[], qkv))
+            .unwrap();
         next_message(&tier2);
         let attended = Buffer::zeroed(count * back_bytes as usize);
         tier2.send(tier1_peer, Message::attended(StepId::default(), 0, count, attended)).unwrap();

@@ -83,7 +83,7 @@ fn a_peer_that_says_nothing_is_dropped() {
 #[test]
 fn garbled_messages_lose_their_sender_only() {
     let _alone = capture_log();
-    let good = wire(&Message::attend(StepId::default(), 0, &rows(3), Buffer::zeroed(3 * 200)));
+    let good = wire(&Message::attend(StepId::default(), 0, &rows(3), &[], Buffer::zeroed(3 * 200)));
     let patched = |at: usize, value: u32| {
         let mut bytes = good.clone();
         bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());

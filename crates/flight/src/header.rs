@@ -175,8 +175,9 @@ impl Header {
         let no_rows = (rows == 0, "rows", rows, "must be 0");
         let no_table = (table == 0, "table bytes", table, "must be 0");
         let no_payload = (payload == 0, "payload bytes", payload, "must be 0");
-        let fits = table == rows * CONTEXT_ROW_BYTES as u64;
-        let context_rows = (fits, "table bytes", table, "must be 12 a row");
+        let each = CONTEXT_ROW_BYTES as u64;
+        let fits = table >= rows * each && table.is_multiple_of(each);
+        let context_rows = (fits, "table bytes", table, "must be 12 for each row and shared page");
         let fits = table >= row_table_bytes_min(rows);
         let row_table = (fits, "table bytes", table, "too few for the rows");
         let bf16_rows = (values(2), "payload bytes", payload, "must be whole bf16 rows");

@@ -3,19 +3,19 @@
 use std::fmt;
 
 /// Version of headers, tables, handshake and control messages together.
-pub const PROTOCOL_VERSION: u16 = 6;
+pub const PROTOCOL_VERSION: u16 = 7;
 
 /// What a message is. The number is its byte on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// Tier 1 → Tier 2: rows (slot, position, page) and their q, k, v in bf16.
+    /// Tier 1 → Tier 2: rows (slot, position, page) and their q, k, v in bf16; then shared pages.
     Attend = 1,
     /// Tier 2 → Tier 1: the rows' attention output in bf16, in the order asked.
     Attended = 2,
-    /// Slice → next slice: rows, sampling, and the residual in f32.
+    /// Slice → next slice: as a launch, and the residual in f32.
     Hop = 3,
-    /// Dispatcher → slice 0: rows and sampling.
+    /// Dispatcher → slice 0: rows, sampling and shared pages.
     Launch = 4,
     /// Last slice → dispatcher: what was sampled, encoded by the sender.
     Home = 5,

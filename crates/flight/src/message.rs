@@ -18,10 +18,11 @@ pub struct Message {
 }
 
 impl Message {
-    /// A shard's rows and their q, k, v, (rows, query_width + 2·kv_width) bf16, for a Tier-2 node.
-    pub fn attend(step: StepId, layer: u32, rows: &[Row], qkv: Buffer) -> Self {
-        let mut table = Vec::with_capacity(rows.len() * CONTEXT_ROW_BYTES);
-        for row in rows {
+    /// A shard's rows and their q, k, v, (rows, query_width + 2·kv_width) bf16, for a Tier-2 node. `shared` are pages that
+    /// the rows' contexts begin with.
+    pub fn attend(step: StepId, layer: u32, rows: &[Row], shared: &[Row], qkv: Buffer) -> Self {
+        let mut table = Vec::with_capacity((rows.len() + shared.len()) * CONTEXT_ROW_BYTES);
+        for row in rows.iter().chain(shared) {
             table.extend_from_slice(ContextRow::from(row).as_bytes());
         }
         Self::make(Kind::Attend, step, layer, rows.len(), table, qkv)
@@ -171,10 +172,11 @@ impl Message {
         &self.table
     }
 
-    /// The rows of an attend; panics for another kind.
-    pub fn context_rows(&self) -> &[ContextRow] {
+    /// The rows of an attend and the shared pages; panics for another kind.
+    pub fn context_rows(&self) -> (&[ContextRow], &[ContextRow]) {
         assert_eq!(self.header.kind, Kind::Attend, "only an attend has context rows");
-        <[ContextRow]>::ref_from_bytes(&self.table).expect("12 bytes a row, checked when made")
+        let all = <[ContextRow]>::ref_from_bytes(&self.table);
+        all.expect("12 bytes each, checked when made").split_at(self.rows())
     }
 
     /// Rows and sampling of a hop or launch; panics for another kind.

@@ -69,7 +69,7 @@ prop_compose! {
         seed in any::<u8>(),
     ) -> Message {
         match kind {
-            Kind::Attend => Message::attend(step, layer, &rows, noise(rows.len() * width * 2, seed)),
+            Kind::Attend => Message::attend(step, layer, &rows, &rows[1..], noise(rows.len() * width * 2, seed)),
             Kind::Attended => {
                 Message::attended(step, layer, rows.len(), noise(rows.len() * width * 2, seed))
             }
@@ -110,10 +110,11 @@ proptest! {
 
     #[test]
     fn context_rows_carry_slot_position_and_page(step in step(), rows in rows()) {
-        let attend = Message::attend(step, 3, &rows, noise(rows.len() * 2, 0));
+        let attend = Message::attend(step, 3, &rows, &rows[1..], noise(rows.len() * 2, 0));
         let attend = open(&wire(&attend), &Limits::default()).unwrap();
-        prop_assert_eq!(attend.context_rows().len(), rows.len());
-        for (sent, row) in attend.context_rows().iter().zip(&rows) {
+        let (context, shared) = attend.context_rows();
+        prop_assert_eq!((context.len(), shared), (rows.len(), &context[1..]));
+        for (sent, row) in context.iter().zip(&rows) {
             prop_assert_eq!((sent.slot(), sent.position(), sent.page()),
                 (row.slot, row.position, row.page));
         }
@@ -164,7 +165,7 @@ proptest! {
         let limits = Limits { rows_max: 64, table_bytes_max: 4096, payload_bytes_max: 4096 };
         if let Ok(opened) = open(&resealed(bytes), &limits) {
             match opened.kind() {
-                Kind::Attend => assert_eq!(opened.context_rows().len(), opened.rows()),
+                Kind::Attend => assert_eq!(opened.context_rows().0.len(), opened.rows()),
                 Kind::Hop | Kind::Launch => {
                     assert_eq!(opened.row_table().rows().len(), opened.rows());
                 }
@@ -177,7 +178,7 @@ proptest! {
 #[test]
 fn refusals_name_what_is_wrong() {
     let row = Row { slot: 1, position: 2, page: 3, token: 4 };
-    let attend = wire(&Message::attend(StepId::default(), 0, &[row; 2], Buffer::zeroed(8)));
+    let attend = wire(&Message::attend(StepId::default(), 0, &[row; 2], &[], Buffer::zeroed(8)));
     let check = |change: &dyn Fn(&mut Vec<u8>), expected: &str| {
         let mut bytes = attend.clone();
         change(&mut bytes);
@@ -193,7 +194,8 @@ fn refusals_name_what_is_wrong() {
     check(&|bytes| bytes.truncate(70), "table has 6 bytes, needs 24");
     check(&|bytes| bytes.truncate(90), "payload has 2 bytes, needs 8");
     check(&|bytes| bytes[0] = b'X', "magic is 0x544e4c58, not a glinthawk message");
-    check(&|bytes| bytes[4] = 9, "protocol version 9, this node speaks 6");
+    let version = format!("protocol version 200, this node speaks {PROTOCOL_VERSION}");
+    check(&|bytes| bytes[4] = 200, &version);
     check(&|bytes| put(bytes, 6, 77), "unknown message kind 77");
     check(&|bytes| put(bytes, 6, 0x0101), "reserved byte is 1, must be 0");
     check(&|bytes| put(bytes, 52, 0x0200_0000), "reserved byte is 2, must be 0");
@@ -203,7 +205,10 @@ fn refusals_name_what_is_wrong() {
         &|bytes| put(bytes, 36, u32::MAX),
         "attend with payload bytes 4294967295, agreed limit is 100",
     );
-    check(&|bytes| put(bytes, 28, 3), "attend of 3 rows with table bytes 24: must be 12 a row");
+    check(
+        &|bytes| put(bytes, 28, 3),
+        "attend of 3 rows with table bytes 24: must be 12 for each row and shared page",
+    );
     check(
         &|bytes| put(bytes, 36, 7),
         "attend of 2 rows with payload bytes 7: must be whole bf16 rows",
@@ -235,7 +240,7 @@ fn framing_between_the_tiers_is_under_two_percent() {
     for rows in [32, 64, 1024] {
         let row = Row { slot: 0, position: 0, page: 0, token: 0 };
         let qkv = Buffer::zeroed(rows * out_bytes);
-        let attend = Message::attend(StepId::default(), 0, &vec![row; rows], qkv);
+        let attend = Message::attend(StepId::default(), 0, &vec![row; rows], &[], qkv);
         let attended =
             Message::attended(StepId::default(), 0, rows, Buffer::zeroed(rows * back_bytes));
         for (message, bytes) in [(attend, out_bytes), (attended, back_bytes)] {

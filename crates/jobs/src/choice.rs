@@ -15,6 +15,8 @@ pub(crate) struct Choice {
     pub(crate) finish_reason: &'static str,
     /// Tokens generated, the ending one included.
     pub(crate) tokens: u64,
+    /// Prompt tokens that were not computed.
+    pub(crate) shared: u64,
     pub(crate) logprobs: Option<Vec<TokenLogprobs>>,
 }
 
@@ -51,6 +53,7 @@ impl Choice {
                 (Some(_), _) | (None, Finish::Stop) => "stop",
                 (None, Finish::Length) => "length",
             },
+            shared: u64::from(completion.shared),
             tokens: cut.map_or(completion.tokens.len() as u64, |cut| u64::from(cut.tokens)),
             logprobs,
         }

@@ -27,6 +27,10 @@ pub(crate) fn answered_line(key: Key, custom_id: &str, answer: &Answer) -> Vec<u
         prompt_tokens: answer.prompt_tokens,
         completion_tokens,
         total_tokens: answer.prompt_tokens + completion_tokens,
+        prompt_tokens_details: PromptTokensDetails {
+            // What the first of the choices shared; the others share with it.
+            cached_tokens: answer.choices.iter().map(|choice| choice.shared).min().unwrap_or(0),
+        },
     };
     let (id, object) = match answer.endpoint {
         Endpoint::Chat => (format!("chatcmpl-{key}"), "chat.completion"),
@@ -138,6 +142,14 @@ struct Usage {
     prompt_tokens: u64,
     completion_tokens: u64,
     total_tokens: u64,
+    prompt_tokens_details: PromptTokensDetails,
+}
+
+#[derive(Serialize)]
+struct PromptTokensDetails {
+    /// Tokens whose context was there already, because other prompts began with them. It depends on what ran
+    /// before and where: like `created`, it is no part of the answer.
+    cached_tokens: u64,
 }
 
 #[derive(Serialize)]

@@ -16,7 +16,8 @@ fn choice(line: &str, tokens: impl Fn(&Prompt) -> Vec<Generated>) -> Value {
         match job.next(Duration::from_millis(20)).unwrap() {
             Next::Prompt(prompt) => {
                 let tokens = tokens(&prompt);
-                let completion = Completion { id: submit(&mut job), tokens, finish: Finish::Stop };
+                let completion =
+                    Completion { id: submit(&mut job), tokens, finish: Finish::Stop, shared: 0 };
                 job.finish(&completion).unwrap();
             }
             Next::Later => {}

@@ -54,7 +54,7 @@ fn stop_strings_cut_wherever_the_engine_stops() {
         assert_eq!(body["choices"][0]["logprobs"]["tokens"], json!(["a", "b"]));
         assert_eq!(
             body["usage"],
-            json!({"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10})
+            json!({"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 0}})
         );
     }
     // Complete with the last token that may be generated: the stop string counts, not the length.
@@ -69,7 +69,7 @@ fn a_completion_line_is_written_so() {
     let line = without_created(case.output_text().trim_end());
     let key = line["{\"id\":\"batch_req_".len()..][..32].to_owned();
     let expected = format!(
-        r#"{{"id":"batch_req_{key}","custom_id":"a","response":{{"status_code":200,"request_id":"{key}","body":{{"id":"cmpl-{key}","object":"text_completion","model":"bytes","choices":[{{"index":0,"text":"ih","logprobs":{{"tokens":["i","h"],"token_logprobs":[-0.25,-0.25],"top_logprobs":[{{"i":-0.25,"j":-1.25}},{{"h":-0.25,"i":-1.25}}],"text_offset":[0,1]}},"finish_reason":"stop"}}],"usage":{{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}},"system_fingerprint":null}}}},"error":null}}"#
+        r#"{{"id":"batch_req_{key}","custom_id":"a","response":{{"status_code":200,"request_id":"{key}","body":{{"id":"cmpl-{key}","object":"text_completion","model":"bytes","choices":[{{"index":0,"text":"ih","logprobs":{{"tokens":["i","h"],"token_logprobs":[-0.25,-0.25],"top_logprobs":[{{"i":-0.25,"j":-1.25}},{{"h":-0.25,"i":-1.25}}],"text_offset":[0,1]}},"finish_reason":"stop"}}],"usage":{{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5,"prompt_tokens_details":{{"cached_tokens":0}}}},"system_fingerprint":null}}}},"error":null}}"#
     );
     assert_eq!(line, expected);
     let created = serde_json::from_str::<Value>(&case.output_text()).unwrap();
@@ -113,7 +113,7 @@ fn choices_come_in_order_and_are_counted_together() {
     }
     assert_eq!(
         body["usage"],
-        json!({"prompt_tokens": 2, "completion_tokens": 340, "total_tokens": 342})
+        json!({"prompt_tokens": 2, "completion_tokens": 340, "total_tokens": 342, "prompt_tokens_details": {"cached_tokens": 0}})
     );
 }
 
@@ -183,7 +183,8 @@ fn stream(body: &Value, tokens: &[u32]) -> (Vec<String>, String) {
     let mut generation = Generation::new(Arc::new(model()), body).unwrap();
     let prompt: Prompt = generation.prompt();
     assert!(prompt.watched);
-    let mut completion = Completion { id: PromptId(7), tokens: Vec::new(), finish: Finish::Length };
+    let mut completion =
+        Completion { id: PromptId(7), tokens: Vec::new(), finish: Finish::Length, shared: 0 };
     let mut pieces = Vec::new();
     for token in tokens {
         let token = generated(&prompt, *token);

@@ -85,6 +85,7 @@ impl Resolved {
             },
             context_type: specification.context_type,
             whole_flights: specification.whole_flights,
+            sharing: specification.sharing,
         };
         let wanted = specification.context_memory_bytes;
         let memory_bytes = match (&opened.device, wanted) {

@@ -46,6 +46,8 @@ pub struct Specification {
     pub context_max: Option<u32>,
     /// Whether Tier 1 waits for all shards of a flight before it computes.
     pub whole_flights: bool,
+    /// Whether prompts that begin with the same tokens share the context of those.
+    pub sharing: bool,
     /// Whether nodes record timelines.
     pub trace: bool,
 }
@@ -93,6 +95,7 @@ impl Specification {
             context_type: ContextType::default(),
             context_max: None,
             whole_flights: false,
+            sharing: true,
             trace: false,
         }
     }

@@ -84,6 +84,7 @@ fn protocol_seconds(configuration: &Configuration, steps: u32) -> f64 {
             oversubscription: 1.0,
             merge: Merge::Ready,
             run_ahead: false,
+            sharing: false,
         },
         deaths: Vec::new(),
     };

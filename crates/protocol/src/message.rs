@@ -19,6 +19,9 @@ pub struct Launch {
     pub step: StepId,
     /// The rows; a prompt's rows stand together, in order of position.
     pub rows: Vec<Row>,
+    /// Pages that other prompts computed and that contexts of these rows begin with, each named by the row of its first
+    /// position. They are entered into tables; nothing is computed for them.
+    pub shared: Vec<Row>,
     /// The rows that end in a token, in order of row.
     pub samples: Vec<Sample>,
 }
@@ -41,6 +44,8 @@ pub struct Attend {
     pub layer: u32,
     /// The rows; their tokens are not used here.
     pub rows: Vec<Row>,
+    /// Pages to enter into tables before the rows', as in the launch.
+    pub shared: Vec<Row>,
 }
 
 /// Rows on their way back: Tier 2 → Tier 1. The attention output travels beside it.

@@ -56,4 +56,6 @@ pub struct Completion {
     pub tokens: Vec<Generated>,
     /// Why it ended.
     pub finish: Finish,
+    /// Input tokens that were not computed, because another prompt's pages held them.
+    pub shared: u32,
 }

@@ -178,7 +178,8 @@ impl<P> Tier1Node<P> {
                     continue;
                 }
             };
-            let attend = Attend { step, layer, rows: launch.rows.clone() };
+            let (rows_of, shared) = (launch.rows.clone(), launch.shared.clone());
+            let attend = Attend { step, layer, rows: rows_of, shared };
             visitor.state = State::Attending(launch, layer);
             visitor.stage = if layer + 1 == layers { Stage::Exit } else { Stage::Middle(layer) };
             follows(rows, Parcel::Attend(attend, payload));

@@ -85,12 +85,12 @@ impl<P> Tier2Node<P> {
         if newest.is_some_and(|newest| (attend.step.epoch, attend.layer) <= newest) {
             return Ok(false);
         }
-        self.check(&attend.rows)?;
+        self.check(&attend)?;
         if newest.is_some_and(|(epoch, _)| epoch < attend.step.epoch) {
             self.abandon(attend.step.shard);
         }
         self.newest.insert(attend.step.shard, (attend.step.epoch, attend.layer));
-        for row in &attend.rows {
+        for row in attend.shared.iter().chain(&attend.rows) {
             // Position 0 starts the slot again. That is how a slot is released without a message.
             self.slots[row.slot as usize].pages = row.position / self.page_positions + 1;
         }
@@ -125,27 +125,59 @@ impl<P> Tier2Node<P> {
         Parcel::Attended(Attended { step, layer }, work.payload)
     }
 
-    /// Whether every row can be entered into its slot's table, as it will be when the rows before it are.
-    fn check(&mut self, rows: &[Row]) -> Result<(), Tier2Error> {
+    /// Whether every row can be entered into its slot's table, as it will be when the shared pages and the rows before
+    /// it are.
+    fn check(&mut self, attend: &Attend) -> Result<(), Tier2Error> {
+        let reach = self.check_shared(&attend.shared)?;
         self.messages += 1;
+        let messages = self.messages;
         let mut before: Option<&Row> = None;
-        for row in rows {
+        for row in &attend.rows {
             let index = row.position / self.page_positions;
-            let slot = self.slots.get_mut(row.slot as usize);
-            let slot = slot.filter(|_| row.page < self.pages && index < self.pages);
-            let slot = slot.ok_or(Tier2Error::OutOfRange(*row))?;
+            let shared = reach.get(&row.slot).copied();
+            let slot = self.in_range(row)?;
             match before.filter(|before| before.slot == row.slot) {
                 Some(before) if before.position.checked_add(1) != Some(row.position) => {
                     return Err(Tier2Error::Disorder(*row));
                 }
                 Some(_) => {}
-                None if slot.checked_by == self.messages => return Err(Tier2Error::Disorder(*row)),
-                None if index > slot.pages => return Err(Tier2Error::Gap(*row)),
-                None => slot.checked_by = self.messages,
+                None if slot.checked_by == messages => return Err(Tier2Error::Disorder(*row)),
+                None if index > shared.unwrap_or(slot.pages) => return Err(Tier2Error::Gap(*row)),
+                // It would write on a page that others read.
+                None if shared.is_some_and(|pages| index < pages) => {
+                    return Err(Tier2Error::Disorder(*row));
+                }
+                None => slot.checked_by = messages,
             }
             before = Some(row);
         }
         Ok(())
+    }
+
+    fn in_range(&mut self, row: &Row) -> Result<&mut Slot, Tier2Error> {
+        let index = row.position / self.page_positions;
+        let slot = self.slots.get_mut(row.slot as usize);
+        let slot = slot.filter(|_| row.page < self.pages && index < self.pages);
+        slot.ok_or(Tier2Error::OutOfRange(*row))
+    }
+
+    /// How far the tables will reach that shared pages are entered into, if they can be: each begins where the slot's
+    /// table ends or goes on after the one before it.
+    fn check_shared(&mut self, shared: &[Row]) -> Result<HashMap<u32, u32>, Tier2Error> {
+        let mut reach = HashMap::new();
+        for row in shared {
+            let index = row.position / self.page_positions;
+            let pages = self.in_range(row)?.pages;
+            let fits = match reach.get(&row.slot) {
+                Some(&next) => index == next,
+                None => index <= pages,
+            };
+            if !fits || !row.position.is_multiple_of(self.page_positions) {
+                return Err(Tier2Error::Gap(*row));
+            }
+            reach.insert(row.slot, index + 1);
+        }
+        Ok(reach)
     }
 }
 
@@ -161,7 +193,8 @@ mod tests {
     }
 
     fn attend(epoch: u64, layer: u32, rows: &[Row]) -> Attend {
-        Attend { step: StepId { shard: ShardId::default(), epoch }, layer, rows: rows.to_vec() }
+        let step = StepId { shard: ShardId::default(), epoch };
+        Attend { step, layer, rows: rows.to_vec(), shared: Vec::new() }
     }
 
     #[test]
@@ -187,6 +220,29 @@ mod tests {
         check(&[row(0, 1, 1), row(1, 1, 2), bad], Tier2Error::Disorder(bad));
         let last = row(0, u32::MAX, 1);
         check(&[last, row(0, 0, 1)], Tier2Error::OutOfRange(last));
+    }
+
+    #[test]
+    fn shared_pages_reach_as_far_as_the_rows_begin() {
+        let check = |shared: &[Row], rows: &[Row], expected: Result<bool, Tier2Error>| {
+            let mut node = Tier2Node::new(2, 8, PAGE_POSITIONS);
+            let attend = Attend { shared: shared.to_vec(), ..attend(1, 0, rows) };
+            assert_eq!(node.take(attend, ()), expected);
+            let pages = if expected.is_ok() { 3 } else { 0 };
+            assert_eq!((node.slots[0].pages, node.slots[1].pages), (0, pages));
+        };
+        let page = PAGE_POSITIONS;
+        let two = [row(1, 0, 4), row(1, page, 5)];
+        check(&two, &[row(1, 2 * page, 6), row(1, 2 * page + 1, 6)], Ok(true));
+        let written = row(1, 2 * page - 1, 5);
+        check(&two, &[written], Err(Tier2Error::Disorder(written)));
+        let far = row(1, 3 * page, 6);
+        check(&two, &[far], Err(Tier2Error::Gap(far)));
+        check(&two[1..], &[row(1, 2 * page, 6)], Err(Tier2Error::Gap(two[1])));
+        let beyond = row(1, 0, 8);
+        check(&[beyond], &[row(1, page, 6)], Err(Tier2Error::OutOfRange(beyond)));
+        let crooked = row(1, 1, 4);
+        check(&[crooked], &[row(1, page, 6)], Err(Tier2Error::Gap(crooked)));
     }
 
     #[test]

@@ -4,9 +4,12 @@
 use glinthawk_protocol::virtual_time::model;
 use glinthawk_protocol::{
     Biases, Completion, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Finish,
-    Generated, Home, Launch, Merge, Prompt, PromptId, Sampling, TOKEN_PENDING,
+    Generated, Home, Launch, Merge, Prompt, PromptId, Row, Sampling, TOKEN_PENDING,
 };
 use std::collections::{BTreeMap, VecDeque};
+
+/// Positions of a page.
+const PAGE: u32 = 16;
 
 /// A small seeded generator (splitmix64).
 struct Random(u64);
@@ -18,34 +21,44 @@ impl Random {
     }
 }
 
-/// A device with the contexts of all slots; steps run in the order of their launches.
+/// A device with the contexts of all slots, in pages; steps run in the order of their launches.
 #[derive(Default)]
 struct Device {
-    contexts: BTreeMap<u32, Vec<u32>>,
+    tables: BTreeMap<u32, Vec<u32>>,
+    /// (page, offset) → token
+    stored: BTreeMap<(u32, u32), u32>,
     /// The token that was picked last for each slot.
     picked: BTreeMap<u32, u32>,
     pending: usize,
 }
 
 impl Device {
+    fn bind(&mut self, row: &Row) {
+        let (table, number) = (self.tables.entry(row.slot).or_default(), row.position / PAGE);
+        table.truncate(number as usize);
+        assert_eq!(table.len(), number as usize, "a row without those before it");
+        table.push(row.page);
+    }
+
     fn run(&mut self, launch: &Launch) -> Home {
+        launch.shared.iter().for_each(|row| self.bind(row));
         for row in &launch.rows {
             self.pending += usize::from(row.token == TOKEN_PENDING);
             let token = match row.token {
                 TOKEN_PENDING => self.picked[&row.slot],
                 token => token,
             };
-            let context = self.contexts.entry(row.slot).or_default();
-            context.truncate(row.position as usize);
-            assert_eq!(context.len(), row.position as usize, "a row without those before it");
-            context.push(token);
+            self.bind(row);
+            self.stored.insert((row.page, row.position % PAGE), token);
         }
         let tokens = launch.samples.iter().map(|sample| {
             let row = launch.rows[sample.row as usize];
-            let context = &self.contexts[&row.slot];
-            assert_eq!(sample.position as usize, context.len());
+            assert_eq!(sample.position, row.position + 1);
+            let table = &self.tables[&row.slot];
             let mut hash = sample.sampling.seed;
-            for &token in context {
+            for position in 0..=row.position {
+                let page = table[(position / PAGE) as usize];
+                let token = self.stored[&(page, position % PAGE)];
                 hash = model::mix(hash, u64::from(token) + 1);
             }
             for &(token, bias) in &sample.biases {
@@ -124,16 +137,21 @@ fn scenario(seed: u64) -> (DispatcherConfig, Vec<(usize, Prompt)>) {
         context_max,
         oversubscription: random.within(1, 8) as f32,
         merge: Merge::Ready,
-        page_positions: 16,
+        page_positions: PAGE,
         run_ahead: false,
+        sharing: false,
     };
     let penalised = random.within(0, 3) == 0;
+    let beginning: Vec<u32> = (0..context_max).map(|_| random.within(0, 22) as u32).collect();
     let prompts = (0..random.within(1, 30)).map(|_| {
         let given = random.within(1, u64::from(context_max) - 1);
+        let alike = random.within(0, given) as usize;
+        let mut tokens: Vec<u32> = (0..given).map(|_| random.within(0, 22) as u32).collect();
+        tokens[..alike].copy_from_slice(&beginning[..alike]);
         let presence_penalty = if penalised && random.within(0, 5) == 0 { 0.5 } else { 0.0 };
         let sampling = Sampling { seed: random.within(0, 1 << 40), ..Sampling::default() };
         let prompt = Prompt {
-            tokens: (0..given).map(|_| random.within(0, 22) as u32).collect(),
+            tokens,
             tokens_max: random.within(1, 100) as u32,
             stop_ids: if random.within(0, 3) == 0 { Vec::new() } else { vec![0] },
             sampling,
@@ -150,19 +168,27 @@ fn scenario(seed: u64) -> (DispatcherConfig, Vec<(usize, Prompt)>) {
 
 #[test]
 fn completions_do_not_depend_on_running_ahead() {
-    let mut pending = 0;
+    let (mut pending, mut shared) = (0, 0);
     for seed in 0..400 {
         let (config, prompts) = scenario(seed);
-        let (expected, none, _) = run(&config, &prompts);
-        let ahead = DispatcherConfig { run_ahead: true, ..config };
-        let (found, some, _) = run(&ahead, &prompts);
-        // Names are given in the order of submission, which is the same.
-        assert_eq!(found.len(), prompts.len(), "seed {seed}");
-        assert_eq!(found, expected, "seed {seed}");
+        let (mut expected, none, _) = run(&config, &prompts);
         assert_eq!(none, 0, "seed {seed}: every token is known");
-        pending += some;
+        for sharing in [false, true] {
+            let ahead = DispatcherConfig { run_ahead: true, sharing, ..config.clone() };
+            let (found, some, _) = run(&ahead, &prompts);
+            // Names are given in the order of submission, which is the same.
+            assert_eq!(found.len(), prompts.len(), "seed {seed}");
+            for (id, completion) in found {
+                let expected = expected.get_mut(&id).expect("the same names");
+                expected.shared = completion.shared;
+                assert_eq!(completion, *expected, "seed {seed}");
+                shared += completion.shared;
+            }
+            pending += some;
+        }
     }
     assert!(pending > 10_000, "{pending} rows were launched before their token was known");
+    assert!(shared > 10_000, "{shared} tokens were shared");
 }
 
 #[test]
@@ -176,8 +202,9 @@ fn a_step_is_launched_ahead_of_every_token_but_the_first() {
         context_max: 128,
         oversubscription: 1.0,
         merge: Merge::Ready,
-        page_positions: 16,
+        page_positions: PAGE,
         run_ahead: true,
+        sharing: true,
     };
     let prompt = Prompt { tokens: vec![1, 2, 3], tokens_max: 20, ..Prompt::default() };
     let (finished, pending, steps) = run(&config, &[(0, prompt.clone())]);

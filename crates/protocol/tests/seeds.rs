@@ -81,6 +81,10 @@ impl Costs for RandomCosts {
     }
 }
 
+fn tokens(random: &mut Random, count: u64) -> Vec<u32> {
+    (0..count).map(|_| random.within(0, model::VOCAB - 1) as u32).collect()
+}
+
 fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
     let lanes = random.within(1, 4) as usize;
     let context_max = random.within(20, 120) as u32;
@@ -106,13 +110,23 @@ fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
             oversubscription: random.within(1, 8) as f32,
             merge: if random.within(0, 3) == 0 { Merge::WholeFlights } else { Merge::Ready },
             run_ahead: false,
+            sharing: random.within(0, 3) > 0,
         },
         deaths: Vec::new(),
     };
+    let beginnings: Vec<Vec<u32>> =
+        (0..random.within(1, 4)).map(|_| tokens(random, u64::from(context_max))).collect();
     let prompts = (0..random.within(1, 40)).map(|_| {
         let given = random.within(1, u64::from(context_max) - 1);
+        let mut tokens = tokens(random, given);
+        // Half of the prompts begin like others, by up to all of their tokens.
+        if random.within(0, 1) == 0 {
+            let beginning = &beginnings[random.within(0, beginnings.len() as u64 - 1) as usize];
+            let alike = random.within(0, given) as usize;
+            tokens[..alike].copy_from_slice(&beginning[..alike]);
+        }
         let prompt = Prompt {
-            tokens: (0..given).map(|_| random.within(0, model::VOCAB - 1) as u32).collect(),
+            tokens,
             tokens_max: random.within(1, 100) as u32,
             stop_ids: if random.within(0, 3) == 0 { Vec::new() } else { vec![0, 7] },
             sampling: Sampling { seed: random.next(), ..Sampling::default() },
@@ -159,6 +173,7 @@ struct Outcome {
     stale: u64,
     refused: u64,
     stopped: u64,
+    shared: u64,
 }
 
 /// What some seed must have met, and how often one did.
@@ -204,6 +219,7 @@ fn check(seed: u64) -> Outcome {
         stale: report.stale,
         refused: report.refused,
         stopped,
+        shared: report.stats.shared,
     }
 }
 
@@ -257,13 +273,14 @@ fn every_prompt_gets_exactly_its_completion() {
     }
     let seeds = number_from("GLINTHAWK_SEEDS").unwrap_or(1000);
     let outcomes: Vec<Outcome> = (0..seeds).map(check).collect();
-    let counts: [Count; 6] = [
+    let counts: [Count; 7] = [
         ("was tight enough to preempt", |outcome| outcome.preemptions),
         ("launched a shard again", |outcome| outcome.relaunches),
         ("lost a lane with prompts on it", |outcome| outcome.lost),
         ("had a stale message", |outcome| outcome.stale),
         ("had rows that a Tier-2 node refused", |outcome| outcome.refused),
         ("had a prompt that its watcher ended", |outcome| outcome.stopped),
+        ("had prompts that shared pages", |outcome| outcome.shared),
     ];
     for (what, count) in counts {
         assert!(outcomes.iter().any(|outcome| count(outcome) > 0), "no seed {what}");

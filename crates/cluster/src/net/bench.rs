@@ -167,7 +167,13 @@ fn wire_bytes(options: &BenchOptions) -> (usize, usize) {
 fn outgoing(options: &BenchOptions, pool: &Pool) -> Message {
     let row = Row { slot: 0, position: 0, page: 0, token: 0 };
     let rows = vec![row; options.rows];
-    Message::attend(StepId::default(), 0, &rows, pool.take(options.rows * options.row_bytes_out))
+    Message::attend(
+        StepId::default(),
+        0,
+        &rows,
+        &[],
+        pool.take(options.rows * options.row_bytes_out),
+    )
 }
 
 fn answer(options: &BenchOptions, pool: &Pool) -> Message {

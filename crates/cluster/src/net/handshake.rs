@@ -340,7 +340,8 @@ mod tests {
     #[test]
     fn a_bad_hello_is_refused_by_name() {
         check(|bytes| bytes[0] = b'X', "magic is 0x49484c58, not a glinthawk hello");
-        check(|bytes| bytes[4] = 7, "protocol version 7, this node speaks 6");
+        let version = format!("protocol version 200, this node speaks {PROTOCOL_VERSION}");
+        check(|bytes| bytes[4] = 200, &version);
         check(|bytes| bytes[40] ^= 1, "wrong cluster secret");
         check(|bytes| bytes[6] = 200, "unexpected status 200 in hello");
         check(|bytes| bytes[12..16].fill(0), "limits allow no messages");

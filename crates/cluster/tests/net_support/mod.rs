@@ -195,7 +195,7 @@ pub fn one_of_each() -> Vec<Message> {
     let mut payload = Buffer::zeroed(4 * 32);
     payload.bytes_mut().iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
     let messages = vec![
-        Message::attend(step, 5, &rows, payload.clone()),
+        Message::attend(step, 5, &rows, &[], payload.clone()),
         Message::attended(step, 5, 4, payload.clone()),
         Message::hop(step, &rows, b"sampling", payload.clone()),
         Message::launch(step, &rows, b"sampling"),

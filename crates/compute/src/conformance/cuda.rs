@@ -62,7 +62,7 @@ fn load(shape: &Shape, device: &CudaDevice) -> CudaModel {
 fn step(model: &mut CudaModel, shape: &Shape, rows: &[Row]) -> Vec<Vec<f32>> {
     let samples: Vec<Sample> =
         (0..rows.len() as u32).map(|row| Sample { row, ..Sample::default() }).collect();
-    model.submit(rows, &samples).unwrap();
+    model.submit(rows, &[], &samples).unwrap();
     let tokens = model.tokens().unwrap().tokens;
     let logits = model.last_logits(rows.len());
     for (sampled, logits) in tokens.into_iter().zip(logits.chunks_exact(shape.vocab)) {
@@ -392,7 +392,7 @@ fn layers_give_the_bits_of_whole_steps() {
                     ..Sample::default()
                 })
                 .collect();
-            model.submit(&rows, &samples).unwrap();
+            model.submit(&rows, &[], &samples).unwrap();
             let tokens = model.tokens().unwrap().tokens;
             let logits = model.last_logits(rows.len());
             for (number, layered) in topologies.iter_mut().enumerate() {

@@ -45,6 +45,10 @@ pub(super) struct Cuts {
     combined: u64,
 }
 
+fn row_words(row: &Row) -> [u32; 4] {
+    [row.slot, row.position, row.page, row.token]
+}
+
 impl Pages {
     pub(super) fn new(
         device: &CudaDevice,
@@ -98,21 +102,30 @@ impl Pages {
         rows: &[Row],
         staged: &mut Staged,
     ) -> Result<Cuts, ComputeError> {
+        assert!(rows.len() <= self.limits.batch_rows, "{} rows are too many", rows.len());
         self.check(rows);
         self.tiling = Tiling::of(rows, &self.cut);
-        let words = |row: &Row| [row.slot, row.position, row.page, row.token];
         let Tiling { many, few, combined } = &self.tiling;
         Ok(Cuts {
-            rows: staged.place(rows.iter().flat_map(words))?,
+            rows: staged.place(rows.iter().flat_map(row_words))?,
             many: staged.place(bytemuck::cast_slice(many).iter().copied())?,
             few: staged.place(bytemuck::cast_slice(few).iter().copied())?,
             combined: staged.place(bytemuck::cast_slice(combined).iter().copied())?,
         })
     }
 
+    /// Places rows whose pages are to be bound among what is sent.
+    pub(super) fn stage_bound(
+        &self,
+        rows: &[Row],
+        staged: &mut Staged,
+    ) -> Result<u64, ComputeError> {
+        self.check(rows);
+        staged.place(rows.iter().flat_map(row_words))
+    }
+
     fn check(&self, rows: &[Row]) {
         let limits = &self.limits;
-        assert!(rows.len() <= limits.batch_rows, "{} rows of {}", rows.len(), limits.batch_rows);
         for row in rows {
             let fits = (row.slot as usize) < limits.slots
                 && (row.page as usize) < limits.pages

@@ -165,15 +165,23 @@ impl CudaModel {
     pub const AHEAD: usize = AHEAD;
 
     /// Has the device run rows through all layers and pick a token for each sample, and does not wait. Rows may ask for
-    /// the token that the step before picks for their slot.
-    pub fn submit(&mut self, rows: &[Row], samples: &[Sample]) -> Result<(), ComputeError> {
+    /// the token that the step before picks for their slot. Tables begin with the pages of `shared`, each named by its
+    /// first position.
+    pub fn submit(
+        &mut self,
+        rows: &[Row],
+        shared: &[Row],
+        samples: &[Sample],
+    ) -> Result<(), ComputeError> {
         let vocab = self.layers.config.vocab;
         let known = |row: &Row| (row.token as usize) < vocab || row.token == TOKEN_PENDING;
         assert!(rows.iter().all(known), "a token beyond {vocab}");
         let mut step = self.idle.pop_front().expect("the tokens of a step before are taken");
         let failed = || self.device.failed("mark a step");
-        step.staged.restart(self.pages.words_max() + self.picker.words(samples))?;
+        let words = self.pages.words_max() + self.picker.words(samples);
+        step.staged.restart(words + size_of_val(shared) / size_of::<u32>())?;
         let cuts = self.pages.stage(rows, &mut step.staged)?;
+        let bound = self.pages.stage_bound(shared, &mut step.staged)?;
         let picked: Vec<u32> = samples.iter().map(|sample| sample.row).collect();
         let picks = self.picker.stage(&picked, samples, &mut step.staged)?;
         step.began.record(&self.device.stream).map_err(failed())?;
@@ -181,6 +189,7 @@ impl CudaModel {
         let count = rows.len();
         let (residual, attended) = self.places();
         let kept = address(&self.kept, &self.device);
+        self.pages.bind(bound, shared.len())?;
         self.pages.bind(cuts.rows, count)?;
         self.layers.embed(cuts.rows, kept, count, residual)?;
         for layer in 0..self.layers.config.layers {

@@ -91,7 +91,7 @@ pub fn complete(
             break;
         }
     }
-    Completion { id, tokens, finish }
+    Completion { id, tokens, finish, shared: 0 }
 }
 
 /// A folder with an input and an output.

@@ -140,6 +140,8 @@ impl<'a> Machine<'a> {
                 oversubscription: OVERSUBSCRIPTION,
                 merge: deployment.merge(),
                 run_ahead: false,
+                // What prompts have in common is not known here.
+                sharing: false,
             }),
             lengths: lengths.iter(),
             grains: deployment

@@ -1,6 +1,7 @@
 //! A prompt inside the dispatcher: its tokens, what is computed, and the context it holds.
 
 use super::Rank;
+use super::pages::BEGINNING;
 use crate::prompt::{Biases, Completion, Finish, Prompt, PromptId};
 use glinthawk_flight::{Generated, Row, Sample, ShardId, TOKEN_PENDING};
 use std::collections::BTreeMap;
@@ -13,15 +14,42 @@ pub(super) struct Seat {
     pub pages: Vec<u32>,
     /// Positions whose keys and values are stored.
     pub computed: u32,
+    /// Pages from the first on that are shared or were published, and the name of the last of them.
+    pub published: u32,
+    pub published_name: u64,
+    /// Pages that the nodes have in their tables.
+    pub told: u32,
     /// Rows in the air; 0 when the prompt is home.
     pub rows_in_air: u32,
     /// Tokens that steps in the air will pick.
     pub tokens_in_air: u32,
 }
 
+impl Seat {
+    pub(super) fn new(shard: ShardId, slot: u32) -> Self {
+        Self {
+            shard,
+            slot,
+            pages: Vec::new(),
+            computed: 0,
+            published: 0,
+            published_name: BEGINNING,
+            told: 0,
+            rows_in_air: 0,
+            tokens_in_air: 0,
+        }
+    }
+}
+
 pub(super) struct Entry {
     id: PromptId,
     pub prompt: Prompt,
+    /// A hash of the input up to the end of each full page; empty if pages are not shared.
+    pub hashes: Vec<u64>,
+    /// Input tokens that were found on other prompts' pages.
+    pub shared: u32,
+    /// Positions that were computed at some time.
+    pub reached: u32,
     /// Tokens of the prompt that were computed, once or again after a preemption.
     pub prefilled: u32,
     pub generated: Vec<Generated>,
@@ -37,10 +65,13 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn new(id: PromptId, prompt: Prompt, now_ns: u64) -> Self {
+    pub(super) fn new(id: PromptId, prompt: Prompt, hashes: Vec<u64>, now_ns: u64) -> Self {
         Self {
             id,
             prompt,
+            hashes,
+            shared: 0,
+            reached: 0,
             prefilled: 0,
             generated: Vec::new(),
             counts: BTreeMap::new(),
@@ -120,6 +151,19 @@ impl Entry {
         })
     }
 
+    /// The pages that the nodes must enter into their tables before the last `count` rows in the air. If others were
+    /// launched before those, they told of them.
+    pub(super) fn untold(&self, count: u32, page_positions: u32) -> impl Iterator<Item = Row> {
+        let seat = self.seat.as_ref().expect("only a seated prompt has pages");
+        let first = if seat.rows_in_air == count { seat.told } else { u32::MAX };
+        (first..seat.computed / page_positions).map(move |number| Row {
+            slot: seat.slot,
+            position: number * page_positions,
+            page: seat.pages[number as usize],
+            token: 0,
+        })
+    }
+
     /// How the last token in the air is picked, from row `row` of the launch.
     pub(super) fn sample(&self, row: u32) -> Sample {
         let tokens_in_air = self.seat.as_ref().map_or(0, |seat| seat.tokens_in_air);
@@ -160,6 +204,6 @@ impl Entry {
         if let Some(kept) = self.stop_after {
             self.generated.truncate(kept);
         }
-        Completion { id: self.id, tokens: self.generated, finish }
+        Completion { id: self.id, tokens: self.generated, finish, shared: self.shared }
     }
 }

@@ -1,7 +1,7 @@
 //! Filling the shards that are home: decode rows first, then prefill of the seated, then newcomers.
 
 use super::entry::{Entry, Seat};
-use super::{Dispatcher, DispatcherAction, ShardState};
+use super::{Dispatcher, DispatcherAction, ShardState, sharing};
 use crate::message::{Launch, Merge};
 use crate::prompt::PromptId;
 use glinthawk_flight::{ShardId, StepId, pages_for};
@@ -64,8 +64,7 @@ impl Dispatcher {
             pages.saturating_sub(seat.pages.len() as u32)
         });
         let pages = &self.lanes[shard.lane as usize].pages;
-        !entries().any(Entry::looks_back)
-            && pages_wanted.sum::<u32>() <= pages.total() - pages.used()
+        !entries().any(Entry::looks_back) && pages_wanted.sum::<u32>() <= pages.available()
     }
 
     /// Gives the seated prompts of a shard their rows: those that generate first (one row each
@@ -89,8 +88,12 @@ impl Dispatcher {
             (0..self.lanes.len() as u32).map(|lane| self.committed(lane)).collect();
         while let Some(&(_, id)) = self.queue.first() {
             let expected = self.pages_expected(&self.entries[&id]);
-            let Some(shard) = self.shard_for(expected, &committed, manifests) else { return };
-            committed[shard.lane as usize] += u64::from(expected);
+            let shared = self.pages_shared(id);
+            let expected = shared.iter().map(|shared| expected - shared);
+            let expected: Vec<u32> = expected.collect();
+            let shard = self.shard_for(&expected, &shared, &committed, manifests);
+            let Some(shard) = shard else { return };
+            committed[shard.lane as usize] += u64::from(expected[shard.lane as usize]);
             self.queue.pop_first();
             self.seat(id, shard);
             self.plan_rows(id, shard, manifests);
@@ -104,21 +107,21 @@ impl Dispatcher {
         let lane = &mut self.lanes[shard.lane as usize];
         let slot = lane.slots_free.pop().expect("as many slots as seats");
         let entry = self.entries.get_mut(&id).expect("queued prompts have an entry");
-        let (pages, computed) = (Vec::new(), 0);
-        let (rows_in_air, tokens_in_air) = (0, 0);
-        entry.seat = Some(Seat { shard, slot, pages, computed, rows_in_air, tokens_in_air });
+        entry.seat = Some(Seat::new(shard, slot));
+        sharing::promise(&entry.hashes, lane);
         let rank = entry.rank();
         let seated = &mut self.shards.get_mut(&shard).expect("exists").seated;
         let place = seated.partition_point(|id| self.entries[id].rank() < rank);
         seated.insert(place, id);
     }
 
-    /// The shard at home that should take a waiting prompt, if one can. `committed` is how many
-    /// pages the prompts of each lane are expected to need in the end. A prompt that fits lane 0 waits for it if that is
-    /// much faster.
+    /// The shard at home that should take a waiting prompt, if one can. Of each lane: `expected` is how many pages the
+    /// prompt is expected to need beside those that it would share, and `committed` how many all others are. A prompt that
+    /// fits lane 0 waits for it if that is much faster.
     fn shard_for(
         &self,
-        expected: u32,
+        expected: &[u32],
+        shared: &[u32],
         committed: &[u64],
         manifests: &BTreeMap<ShardId, Manifest>,
     ) -> Option<ShardId> {
@@ -127,22 +130,25 @@ impl Dispatcher {
             && !self.lanes[0].lost
             && !self.lanes[0].slots_free.is_empty()
             && (committed[0] == 0
-                || committed[0] + u64::from(expected) <= u64::from(self.lanes[0].pages.total()));
+                || committed[0] + u64::from(expected[0]) <= u64::from(self.lanes[0].pages.total()));
         let open = manifests.iter().filter(|(shard, manifest)| {
             let is_beside = self.config.own_lane.is_some() && shard.lane != 0;
             if is_beside
-                && (waits_for_own || shard.flight >= self.flights_worthwhile(shard.lane, expected))
+                && (waits_for_own
+                    || shard.flight
+                        >= self.flights_worthwhile(shard.lane, expected[shard.lane as usize]))
             {
                 return false;
             }
             let rows_max = self.config.lane_shape(shard.lane).batch;
             let first_rows = self.config.chunk.min(rows_max);
+            let expected = expected[shard.lane as usize];
             let first_pages = expected.min(pages_for(first_rows, page_positions));
             let pages = &self.lanes[shard.lane as usize].pages;
             let committed = committed[shard.lane as usize];
             // An empty lane always admits: no prompt is longer than a lane.
             let admits = committed == 0
-                || (pages.total() - pages.used() >= first_pages
+                || (pages.available() >= first_pages
                     && committed + u64::from(expected) <= u64::from(pages.total()));
             admits
                 && manifest.rows < rows_max
@@ -154,7 +160,10 @@ impl Dispatcher {
                 Some(_) => u32::MAX - manifest.rows,
                 None => manifest.rows,
             };
-            (committed[shard.lane as usize], rows)
+            // Pages that are shared are saved. Twice that decides where a prompt goes, so that those which begin alike
+            // come together, until their lane is that much fuller than another.
+            let lane = shard.lane as usize;
+            (committed[lane] as i64 - 2 * i64::from(shared[lane]), rows)
         })
         .map(|(&shard, _)| shard)
     }
@@ -173,7 +182,8 @@ impl Dispatcher {
     fn committed(&self, lane: u32) -> u64 {
         let shards = self.shards.iter().filter(|(shard, _)| shard.lane == lane);
         let seated = shards.flat_map(|(_, state)| &state.seated);
-        seated.map(|id| u64::from(self.pages_committed(*id))).sum()
+        let published = self.lanes[lane as usize].pages.published_held();
+        seated.map(|id| u64::from(self.pages_committed(*id))).sum::<u64>() + u64::from(published)
     }
 
     /// Once nobody waits and lane 0 is less than half full, takes prompts from slower lanes, the last first, so that they
@@ -208,8 +218,11 @@ impl Dispatcher {
 
     fn pages_committed(&self, id: PromptId) -> u32 {
         let entry = &self.entries[&id];
-        let held = entry.seat.as_ref().map_or(0, |seat| seat.pages.len() as u32);
-        self.pages_expected(entry).max(held)
+        let seat = entry.seat.as_ref();
+        let (held, published) =
+            seat.map_or((0, 0), |seat| (seat.pages.len() as u32, seat.published));
+        // What is published counts for the lane, once.
+        self.pages_expected(entry).max(held) - published
     }
 
     /// Plans as many of a prompt's rows as budget, chunk and pages allow.
@@ -222,11 +235,15 @@ impl Dispatcher {
         if self.entries[&id].seat.is_none() {
             return; // preempted while an older one was planned
         }
+        if !self.share_pages(id) {
+            return; // another prompt is computing its next page
+        }
         let room = self.config.lane_shape(shard.lane).batch - manifests[&shard].rows;
         let rows = self.entries[&id].rows_wanted().min(self.config.chunk).min(room);
         if rows == 0 || !self.hold_pages(id, rows, manifests) {
             return;
         }
+        self.announce(id);
         let manifest = manifests.get_mut(&shard).expect("the shard is being planned");
         manifest.rows += rows;
         manifest.prompts.push((id, rows));
@@ -309,14 +326,18 @@ impl Dispatcher {
         let step = StepId { shard, epoch: state.epoch };
         let aboard = state.ahead.as_ref().unwrap_or(&state.aboard);
         let rows_aboard: u32 = aboard.iter().map(|(_, count, _)| count).sum();
-        let (mut rows, mut samples) = (Vec::with_capacity(rows_aboard as usize), Vec::new());
+        let mut rows = Vec::with_capacity(rows_aboard as usize);
+        let (mut shared, mut samples) = (Vec::new(), Vec::new());
+        let pages = &self.lanes[shard.lane as usize].pages;
         for &(id, count, sampled) in aboard {
             let entry = &self.entries[&id];
+            shared.extend(entry.untold(count, self.config.page_positions));
             rows.extend(entry.rows(count, self.config.page_positions));
             if sampled {
                 samples.push(entry.sample(rows.len() as u32 - 1));
             }
         }
-        Launch { step, rows, samples }
+        assert!(rows.iter().all(|row| pages.is_private(row.page)), "a shared page is written");
+        Launch { step, rows, shared, samples }
     }
 }

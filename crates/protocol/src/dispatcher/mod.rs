@@ -6,6 +6,7 @@ mod config;
 mod entry;
 mod fill;
 mod pages;
+mod sharing;
 
 pub use config::{DispatcherConfig, LaneShape, OVERSUBSCRIPTION};
 pub use pages::lane_pages;
@@ -90,8 +91,10 @@ pub struct DispatcherStats {
     pub prompt_tokens: u64,
     /// Tokens generated for the finished prompts.
     pub generated_tokens: u64,
-    /// Input tokens computed, of finished and unfinished prompts. None counts twice.
+    /// Input tokens computed or shared, of finished and unfinished prompts. None counts twice.
     pub prefilled: u64,
+    /// Input tokens that were not computed, because another prompt's pages held them.
+    pub shared: u64,
     /// Tokens generated, for finished and unfinished prompts.
     pub sampled: u64,
     /// Rows that came home, of finished and unfinished prompts.
@@ -144,6 +147,10 @@ struct Lane {
     pages: PagePool,
     slots_free: Vec<u32>,
     lost: bool,
+    /// Who computes the page with a hash.
+    computing: HashMap<u64, PromptId>,
+    /// How many of the lane's prompts have a page with a hash, or will.
+    promised: HashMap<u64, u32>,
 }
 
 /// What decides whose turn it is: the priority, then the order of submission. The lowest goes first,
@@ -181,6 +188,8 @@ impl Dispatcher {
             pages: PagePool::new(pages),
             slots_free: (0..config.lane_shape(lane).slots()).rev().collect(),
             lost: false,
+            computing: HashMap::new(),
+            promised: HashMap::new(),
         });
         let lanes: Vec<Lane> = lanes.collect();
         let shards = (0..lanes.len() as u32)
@@ -289,7 +298,12 @@ impl Dispatcher {
         let id = PromptId(self.submitted);
         self.submitted += 1;
         self.queue.insert((prompt.priority, id));
-        self.entries.insert(id, Entry::new(id, prompt, now_ns));
+        let hashes = if self.config.sharing {
+            sharing::hashes(&prompt.tokens, self.config.page_positions)
+        } else {
+            Vec::new()
+        };
+        self.entries.insert(id, Entry::new(id, prompt, hashes, now_ns));
         Ok(id)
     }
 
@@ -326,15 +340,23 @@ impl Dispatcher {
             home.step
         );
         let mut tokens = home.tokens.into_iter();
+        let page_positions = self.config.page_positions;
         for (id, rows, sampled) in aboard {
             let entry =
                 self.entries.get_mut(&id).expect("a prompt aboard is kept until it is home");
             let seat = entry.seat.as_mut().expect("a prompt aboard is seated");
+            self.stats.rows_computed += u64::from(rows);
+            let again = entry.reached.clamp(seat.computed, seat.computed + rows) - seat.computed;
+            self.stats.rows_recomputed += u64::from(again);
             seat.computed += rows;
+            seat.told = pages_for(seat.computed, page_positions);
             seat.rows_in_air -= rows;
             seat.tokens_in_air -= u32::from(sampled);
             let in_air = seat.rows_in_air > 0;
-            self.stats.rows_computed += u64::from(rows);
+            entry.reached = entry.reached.max(seat.computed);
+            let lane = &mut self.lanes[home.step.shard.lane as usize];
+            sharing::publish(entry, id, lane, page_positions);
+            let seat = entry.seat.as_ref().expect("it is still seated");
             let prefilled = seat.computed.min(entry.prompt.tokens.len() as u32);
             self.stats.prefilled += u64::from(prefilled.saturating_sub(entry.prefilled));
             entry.prefilled = entry.prefilled.max(prefilled);
@@ -411,6 +433,7 @@ impl Dispatcher {
             "prompt {id:?} loses its pages while its rows are in the air"
         );
         let lane = &mut self.lanes[seat.shard.lane as usize];
+        sharing::withdraw(&entry.hashes, &seat, id, lane);
         lane.pages.give(seat.pages);
         lane.slots_free.push(seat.slot);
         let state = self.shards.get_mut(&seat.shard).expect("seats are in shards");
@@ -419,10 +442,7 @@ impl Dispatcher {
 
     /// Drops a prompt's context; its tokens are kept and it waits to be seated again.
     fn drop_context(&mut self, id: PromptId) {
-        let entry = &self.entries[&id];
-        let computed = entry.seat.as_ref().map_or(0, |seat| seat.computed);
-        self.queue.insert(entry.rank());
-        self.stats.rows_recomputed += u64::from(computed);
+        self.queue.insert(self.entries[&id].rank());
         self.unseat(id);
     }
 

@@ -78,10 +78,12 @@ impl Compute<Tier2Work<Values>> for Contexts {
         let place = |page: u32, offset: u32| {
             ((attend.layer * self.pages + page) * page_positions + offset) as usize
         };
-        for (row, input) in attend.rows.iter().zip(&*payload) {
+        for row in attend.shared.iter().chain(&attend.rows) {
             let table = &mut self.tables[row.slot as usize];
             table.truncate((row.position / page_positions) as usize);
             table.push(row.page);
+        }
+        for (row, input) in attend.rows.iter().zip(&*payload) {
             self.store[place(row.page, row.position % page_positions)] = *input;
         }
         let output = attend.rows.iter().map(|row| {

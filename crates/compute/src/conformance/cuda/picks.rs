@@ -66,7 +66,7 @@ fn draws_are_as_likely_as_on_the_host() {
         let samples: Vec<Sample> =
             (0..DRAWS).map(|draw| Sample { row: draw as u32, ..seeded(&case, draw) }).collect();
         let mut draw = || {
-            model.submit(&[row; DRAWS], &samples).unwrap();
+            model.submit(&[row; DRAWS], &[], &samples).unwrap();
             model.tokens().unwrap().tokens
         };
         let (found, again) = (draw(), draw());
@@ -123,7 +123,7 @@ fn log_probabilities_are_those_of_the_host() {
                 Sample { row: row.into(), sampling, ..case.clone() }
             })
             .collect();
-        model.submit(&rows, &samples).unwrap();
+        model.submit(&rows, &[], &samples).unwrap();
         let found = model.tokens().unwrap().tokens;
         for ((found, logits), asked) in
             found.iter().zip(logits.chunks_exact(shape.vocab)).zip(&samples)
@@ -177,7 +177,7 @@ fn of_equals_the_first_are_kept() {
             Sample { row: draw, sampling, ..flat.clone() }
         };
         let samples: Vec<Sample> = (0..DRAWS as u32).map(draw).collect();
-        model.submit(&[row; DRAWS], &samples).unwrap();
+        model.submit(&[row; DRAWS], &[], &samples).unwrap();
         let tokens = model.tokens().unwrap().tokens;
         let last = tokens.iter().map(|generated| generated.token).max();
         assert_eq!(last, Some(kept - 1), "temperature {temperature}, top-k {top_k}, top-p {top_p}");
@@ -213,7 +213,7 @@ fn tokens_reach_the_next_step_by_themselves() {
     };
     let run = |model: &mut CudaModel, ahead: usize| -> Vec<Vec<Generated>> {
         let mut found: Vec<Vec<Generated>> = Vec::new();
-        model.submit(&first, &samples(0, &[19, 39, 59])).unwrap();
+        model.submit(&first, &[], &samples(0, &[19, 39, 59])).unwrap();
         for step in 1..=STEPS {
             if step > ahead {
                 found.push(model.tokens().unwrap().tokens);
@@ -226,7 +226,7 @@ fn tokens_reach_the_next_step_by_themselves() {
                 Some(known) => known.iter().map(|generated| generated.token).collect(),
                 None => vec![TOKEN_PENDING; 3],
             };
-            model.submit(&rows(step, &tokens), &samples(step, &[0, 1, 2])).unwrap();
+            model.submit(&rows(step, &tokens), &[], &samples(step, &[0, 1, 2])).unwrap();
         }
         found.extend((0..ahead).map(|_| model.tokens().unwrap().tokens));
         found
