@@ -136,8 +136,8 @@ fn what_the_nodes_compute_on_is_part_of_their_results() {
     for _ in 0..2 {
         let (mixed, said) = ids_of_cluster(&case, &[], portable);
         check_all_differ(&of_one_process, &mixed);
-        let kinds = format!("different kinds (tier1-0 {best}, tier2-0-0 {portable})");
-        assert!(said.contains(&kinds), "{said}");
+        // Each tier is of one kind, so no result depends on where it is computed.
+        assert!(!said.contains("different kinds"), "{said}");
     }
     fresh();
     let (capped, said) = ids_of_cluster(&case, &["--isa", portable], portable);

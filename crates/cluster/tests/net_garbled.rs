@@ -5,7 +5,7 @@ mod net_support;
 use glinthawk_cluster::net::{
     Bounds, Config, Controller, Hello, LostReason, SendError, Status, Timing,
 };
-use glinthawk_flight::{Buffer, HEADER_BYTES, Limits, Message, StepId};
+use glinthawk_flight::{Buffer, HEADER_BYTES, Limits, Message, PROTOCOL_VERSION, StepId};
 use net_support::*;
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
@@ -41,12 +41,13 @@ fn strangers_are_refused_with_one_line() {
     let mut endless = hello.clone();
     endless[40] ^= 1;
     endless.extend(noise(1 << 20, 3));
+    let version = format!("protocol version 99, this node speaks {PROTOCOL_VERSION}");
     let cases: [(Vec<u8>, bool, &str); 9] = [
         (b"GET / HTTP/1.1\r\nhost: example\r\n\r\n".to_vec(), false, "not a glinthawk hello"),
         (changed(0, b'X'), false, "not a glinthawk hello"),
         (noise(100, 1), false, "not a glinthawk hello"),
         (noise(1 << 20, 2), false, "not a glinthawk hello"),
-        (changed(4, 99), false, "protocol version 99, this node speaks 6"),
+        (changed(4, 99), false, &version),
         (changed(63, hello[63] ^ 1), false, "wrong cluster secret"),
         (endless, false, "wrong cluster secret"),
         (hello[..50].to_vec(), true, "closed after 50 bytes of 128"),
@@ -97,16 +98,17 @@ fn garbled_messages_lose_their_sender_only() {
     *flipped_payload.last_mut().unwrap() ^= 4;
     let mut after_a_good_one = good.clone();
     after_a_good_one.extend(noise(1000, 5));
+    let version = format!("protocol version 99, this node speaks {PROTOCOL_VERSION}");
     let cases: [(Vec<u8>, &str); 11] = [
         (noise(5000, 4), "not a glinthawk message"),
         (after_a_good_one, "not a glinthawk message"),
-        (patched(4, 0x0001_0063), "protocol version 99, this node speaks 6"),
+        (patched(4, 0x0001_0063), &version),
         (patched(6, 200), "unknown message kind 200"),
         (flipped_header, "header checksum"),
         (flipped_payload, "attend body checksum"),
         (patched(36, u32::MAX), "attend with payload bytes 4294967295, agreed limit is 100000"),
         (patched(32, 10_001), "attend with table bytes 10001, agreed limit is 10000"),
-        (patched(28, 4), "attend of 4 rows with table bytes 36: must be 12 a row"),
+        (patched(28, 4), "attend of 4 rows with table bytes 36: must be 12 for each row"),
         (good[..40].to_vec(), "closed the connection after 40 of a message's 64 bytes"),
         (good[..300].to_vec(), "closed the connection after 300 of a message's 700 bytes"),
     ];
