@@ -211,6 +211,26 @@ fn residual(rows: usize, hidden: usize) -> Buffer {
     residual
 }
 
+/// A context of one layer, with so many pages of the size that the kernels like best.
+fn one_layer(
+    config: &ModelConfig,
+    pages: usize,
+    context_type: ContextType,
+    isa: Isa,
+    threads: Arc<Threads>,
+) -> Result<CpuContext, ComputeError> {
+    let spec = ContextSpec {
+        layers: 1,
+        pages,
+        page_positions: isa.page_positions()[0],
+        context_type,
+        slots: 0,
+        context_max: 0,
+        batch_rows: 0,
+    };
+    CpuContext::new(config, &spec, isa, threads)
+}
+
 /// One layer's context, for the time of attention.
 pub struct ContextBench {
     config: ModelConfig,
@@ -233,16 +253,7 @@ impl ContextBench {
         let page_positions = isa.page_positions()[0];
         let page_bytes = CpuContext::bytes(config, 1, ContextType::Bf16, page_positions);
         let pages = (bytes / page_bytes).max(1);
-        let spec = ContextSpec {
-            layers: 1,
-            pages,
-            page_positions,
-            context_type,
-            slots: 0,
-            context_max: 0,
-            batch_rows: 0,
-        };
-        let mut context = CpuContext::new(config, &spec, isa, threads)?;
+        let mut context = one_layer(config, pages, context_type, isa, threads)?;
         context.fill();
         Ok(Self { config: config.clone(), context_type, context, pages, page_positions })
     }

@@ -1,10 +1,8 @@
 //! One layer's attention of a prompt's rows, chunk by chunk. Keys, values and queries are arbitrary numbers, because
 //! a core multiplies equal numbers at a higher clock.
 
-use super::{CPU, KernelTiming};
-use crate::{
-    AttendRow, ComputeError, ContextKernels, ContextSpec, ContextType, CpuContext, Isa, Threads,
-};
+use super::{CPU, KernelTiming, one_layer};
+use crate::{AttendRow, ComputeError, ContextKernels, ContextType, CpuContext, Isa, Threads};
 use glinthawk_flight::Buffer;
 use glinthawk_model::ModelConfig;
 use half::bf16;
@@ -33,18 +31,8 @@ impl PrefillBench {
         isa: Isa,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
-        let page_positions = isa.page_positions()[0];
-        let pages = positions.div_ceil(page_positions as usize);
-        let spec = ContextSpec {
-            layers: 1,
-            pages,
-            page_positions,
-            context_type,
-            slots: 0,
-            context_max: 0,
-            batch_rows: 0,
-        };
-        let mut context = CpuContext::new(config, &spec, isa, threads)?;
+        let pages = positions.div_ceil(isa.page_positions()[0] as usize);
+        let mut context = one_layer(config, pages, context_type, isa, threads)?;
         // Scattered, as they are after contexts have grown side by side: 7 and the number of pages have no common
         // divisor.
         let stride = if pages.is_multiple_of(7) { 1 } else { 7 };
