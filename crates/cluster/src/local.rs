@@ -203,6 +203,8 @@ struct LanePlan {
 struct Stack {
     nodes: Nodes<CpuBackend>,
     outbox: Vec<Outgoing<Payload<Buffer>>>,
+    /// When its clock began.
+    began: Instant,
     /// Its name among several lanes.
     lane: Option<usize>,
 }
@@ -226,7 +228,7 @@ impl Stack {
         let (tier1, works_max) = (Some(tier1), CpuBackend::WORKS_AHEAD);
         let nodes = Nodes { slice: 0, tier1, lanes, attends_first: true, works_max };
         let lane = (layout.lanes() > 1).then_some(lane);
-        Ok(Self { nodes, outbox: Vec::new(), lane })
+        Ok(Self { nodes, outbox: Vec::new(), began: Instant::now(), lane })
     }
 
     /// Executes orders until the channel closes.
@@ -263,8 +265,9 @@ impl Stack {
 
     /// Computes what is ready; `false` if nothing is.
     fn advance(&mut self, newsagent: &Sender<News>) -> Result<bool, ClusterError> {
-        let Some(work) = self.nodes.start()? else { return Ok(false) };
-        self.nodes.finish(work, &mut self.outbox)?;
+        // Its flights have one shard each, so it never waits for others.
+        let Some(work) = self.nodes.start(self.now_ns())? else { return Ok(false) };
+        self.nodes.finish(work, self.now_ns(), &mut self.outbox)?;
         for Outgoing { parcel, .. } in self.outbox.drain(..) {
             match parcel {
                 // If nobody listens, no further order will come either.
@@ -273,6 +276,10 @@ impl Stack {
             }
         }
         Ok(true)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
     }
 
     fn reports(&self) -> Vec<NodeReport> {

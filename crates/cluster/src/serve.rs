@@ -30,6 +30,8 @@ struct Server<'a, B: Backend> {
     /// What the device was given and is not known to be done with, in order.
     given: VecDeque<Given<B>>,
     outbox: Vec<Outgoing<Payload<B::Buffer>>>,
+    /// When its clock began.
+    began: Instant,
 }
 
 /// Work that a device was given.
@@ -45,7 +47,8 @@ pub(crate) fn run<B: Backend>(station: &Arc<Station>, backend: B) -> Result<(), 
     let (tier1, lanes, works_max) = (None, BTreeMap::new(), B::WORKS_AHEAD);
     let nodes = Nodes { slice, tier1, lanes, attends_first: false, works_max };
     let (peers, given, outbox) = (BTreeMap::new(), VecDeque::new(), Vec::new());
-    let mut server = Server { station, backend, nodes, peers, given, outbox };
+    let began = Instant::now();
+    let mut server = Server { station, backend, nodes, peers, given, outbox, began };
     match station.role.lane {
         None => server.be_tier1(station)?,
         Some(lane) => server.be_tier2(lane)?,
@@ -155,7 +158,7 @@ impl<B: Backend> Server<'_, B> {
             looks = if started || finished { 0 } else { looks + 1 };
             wait = match self.given.is_empty() {
                 _ if looks == 0 => Duration::ZERO,
-                true => IDLE,
+                true => self.patience().unwrap_or(IDLE).min(IDLE),
                 // A device goes on by itself, and the worker with messages.
                 false if looks < LOOKS => Duration::ZERO,
                 false => NAP,
@@ -163,12 +166,22 @@ impl<B: Backend> Server<'_, B> {
         }
     }
 
+    fn now_ns(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+
+    /// How long the Tier-1 node waits for the rest of a flight, if it does.
+    fn patience(&self) -> Option<Duration> {
+        let until_ns = self.nodes.patient_until_ns()?;
+        Some(Duration::from_nanos(until_ns.saturating_sub(self.now_ns())))
+    }
+
     /// Gives the device its next work, unless it has enough.
     fn start_next(&mut self) -> Result<bool, ClusterError> {
         if self.given.len() >= B::WORKS_AHEAD {
             return Ok(false);
         }
-        let Some(work) = self.nodes.start()? else { return Ok(false) };
+        let Some(work) = self.nodes.start(self.now_ns())? else { return Ok(false) };
         let end = self.backend.mark()?;
         // What only the device's own kernels see next, they see in their order.
         let work = match nodes::stays(&work) {
@@ -195,7 +208,7 @@ impl<B: Backend> Server<'_, B> {
 
     fn finish(&mut self, work: Started<Payload<B::Buffer>>) -> Result<(), ClusterError> {
         let mut outbox = std::mem::take(&mut self.outbox);
-        self.nodes.finish(work, &mut outbox)?;
+        self.nodes.finish(work, self.now_ns(), &mut outbox)?;
         outbox.drain(..).try_for_each(|outgoing| self.send(outgoing))?;
         self.outbox = outbox;
         Ok(())

@@ -14,7 +14,8 @@ pub(crate) struct Queues {
     ends: Vec<(u32, u32)>,
     /// Which stages of a node have shards.
     waiting: Vec<u64>,
-    /// The shard behind each shard.
+    /// The shards before and behind each shard.
+    before: Vec<u32>,
     behind: Vec<u32>,
 }
 
@@ -27,6 +28,7 @@ impl Queues {
             words,
             ends: vec![(NONE, NONE); nodes * stages],
             waiting: vec![0; nodes * words],
+            before: vec![NONE; shards],
             behind: vec![NONE; shards],
         }
     }
@@ -35,6 +37,7 @@ impl Queues {
     pub fn push(&mut self, node: usize, stage: usize, shard: u32) {
         self.behind[shard as usize] = NONE;
         let (first, last) = &mut self.ends[node * self.stages + stage];
+        self.before[shard as usize] = *last;
         if *first == NONE {
             *first = shard;
             self.waiting[node * self.words + stage / 64] |= 1 << (stage % 64);
@@ -56,14 +59,32 @@ impl Queues {
         Some(self.ends[node * self.stages + stage].0).filter(|&shard| shard != NONE)
     }
 
+    /// The shard behind a shard that waits.
+    pub fn next(&self, shard: u32) -> Option<u32> {
+        Some(self.behind[shard as usize]).filter(|&shard| shard != NONE)
+    }
+
+    /// Removes a shard that waits for a stage.
+    pub fn remove(&mut self, node: usize, stage: usize, shard: u32) {
+        let (before, behind) = (self.before[shard as usize], self.behind[shard as usize]);
+        let (first, last) = &mut self.ends[node * self.stages + stage];
+        match before {
+            NONE => *first = behind,
+            before => self.behind[before as usize] = behind,
+        }
+        match behind {
+            NONE => *last = before,
+            behind => self.before[behind as usize] = before,
+        }
+        if *first == NONE {
+            self.waiting[node * self.words + stage / 64] &= !(1 << (stage % 64));
+        }
+    }
+
     /// Removes the first shard of a stage.
     pub fn pop(&mut self, node: usize, stage: usize) -> Option<u32> {
         let shard = self.first(node, stage)?;
-        let next = self.behind[shard as usize];
-        self.ends[node * self.stages + stage].0 = next;
-        if next == NONE {
-            self.waiting[node * self.words + stage / 64] &= !(1 << (stage % 64));
-        }
+        self.remove(node, stage, shard);
         Some(shard)
     }
 }

@@ -1,9 +1,10 @@
 //! The discrete-event loop: compute and links serve one at a time, delay is pure, the deepest stage goes first.
 //!
 //! It mirrors the protocol: a shard (the rows of a flight on one lane) travels by itself, and a Tier-1 node merges the
-//! shards that are ready at its deepest stage, up to a flight's rows. Links are first in, first out and fed in order of
+//! shards that wait for a stage, whole flights first, up to a flight's rows. Links are first in, first out and fed in order of
 //! time, so they need no events of their own: a send knows its arrival at once. Times are whole nanoseconds.
 
+mod merge;
 mod outcome;
 mod tier1;
 mod tier2;
@@ -11,7 +12,7 @@ mod tier2;
 pub(crate) use outcome::Outcome;
 
 use crate::heap::{Heap, key};
-use crate::program::{Lane, Program, Stage};
+use crate::program::{Program, Stage};
 use crate::queue::Queues;
 use crate::random::Random;
 use crate::trace::{Trace, TraceSpan};
@@ -45,6 +46,8 @@ mod event {
     pub const ARRIVED: u32 = 3;
     /// A Tier-2 node finished attention, or has a shard waiting once it is free.
     pub const ATTENDED: u32 = 4;
+    /// A Tier-1 node has waited long enough.
+    pub const WAKES: u32 = 5;
     /// Bits of the kind.
     pub const BITS: u32 = 3;
 }
@@ -53,10 +56,17 @@ mod event {
 struct Shard {
     stage: u32,
     step: u32,
-    /// Its place among those that wait for Tier 1.
-    ticket: u32,
     began_ns: u64,
+    /// The Tier-1 node that it is at, and the stage that it waits for, is computed at or comes to next.
+    node: u32,
+    next: u32,
+    waits: bool,
+    /// Steps, as the furthest shard of its flight counts them.
+    lap: u32,
 }
+
+/// The node of a shard between nodes.
+const NOWHERE: u32 = u32::MAX;
 
 struct Machine<'a> {
     program: &'a Program,
@@ -76,13 +86,12 @@ struct Machine<'a> {
     handled: u64,
     shards: Vec<Shard>,
     tier1: Vec<Tier1>,
-    /// One queue for each node and class.
     tier1_queues: Queues,
-    /// The class of every lane, and the rows of every class: lanes of one class have as many rows.
-    classes: Vec<usize>,
-    class_rows: Vec<usize>,
+    /// The parts of flights, by (node, flight), that wait for Tier 1 and for none of their flight.
+    whole: Queues,
+    /// The stage that each of them waits for.
+    whole_at: Vec<u32>,
     one_by_one: bool,
-    tickets: u32,
     called: Vec<u32>,
     /// An empty list for the shards of a batch that attend on Tier 1.
     kept: Vec<u32>,
@@ -140,13 +149,7 @@ impl<'a> Machine<'a> {
             reply_far: nanoseconds(way.reply_far_seconds),
         });
         let ways: Vec<WayNs> = ways.collect();
-        let mut class_rows: Vec<usize> = program.lanes.iter().map(|lane| lane.rows).collect();
         let one_by_one = program.one_by_one && shards <= SHARDS_ONE_BY_ONE;
-        class_rows.extend(one_by_one.then_some(1));
-        class_rows.sort_unstable();
-        class_rows.dedup();
-        let class = |lane: &Lane| class_rows.binary_search(&lane.rows).expect("its rows are there");
-        let classes = program.lanes.iter().map(class).collect();
         let mut machine = Self {
             program,
             lanes,
@@ -159,13 +162,12 @@ impl<'a> Machine<'a> {
             sequence: 0,
             events: Heap::default(),
             handled: 0,
-            shards: vec![Shard::default(); shards],
+            shards: vec![Shard { node: NOWHERE, ..Shard::default() }; shards],
             tier1: vec![Tier1::default(); nodes],
-            tier1_queues: Queues::new(nodes * class_rows.len(), stages, shards),
-            classes,
-            class_rows,
+            tier1_queues: Queues::new(nodes, stages, shards),
+            whole: Queues::new(nodes, stages, nodes * program.flights),
+            whole_at: vec![NOWHERE; nodes * program.flights],
             one_by_one,
-            tickets: 0,
             called: Vec::new(),
             kept: Vec::new(),
             tier2: vec![Tier2::default(); nodes * lanes],
@@ -202,6 +204,7 @@ impl<'a> Machine<'a> {
                 event::COMPUTED => self.computed(index),
                 event::ATTENDED_LOCALLY => self.attended_locally(index),
                 event::ARRIVED => self.arrived(index),
+                event::WAKES => self.call(index),
                 _ => self.attended(index as usize),
             }
         }
@@ -235,9 +238,8 @@ impl<'a> Machine<'a> {
         self.one_by_one && self.shards[shard as usize].step == 0
     }
 
-    fn class(&self, shard: u32) -> usize {
-        // The smallest class is that of one row.
-        if self.has_one_row(shard) { 0 } else { self.classes[self.lane(shard)] }
+    fn rows(&self, shard: u32) -> usize {
+        if self.has_one_row(shard) { 1 } else { self.program.lanes[self.lane(shard)].rows }
     }
 
     /// The shard's part of a lane's time.
@@ -252,7 +254,7 @@ impl<'a> Machine<'a> {
         let stage = self.stage(shard);
         let mut at_ns = self.now_ns;
         if stage.hop_row_seconds > 0.0 || stage.hop_delay_seconds > 0.0 {
-            let rows = self.class_rows[self.class(shard)] as f64;
+            let rows = self.rows(shard) as f64;
             let free = &mut self.tier1[stage.node as usize].hop_free_ns;
             *free = (*free).max(self.now_ns) + nanoseconds(stage.hop_row_seconds * rows);
             at_ns = *free + nanoseconds(stage.hop_delay_seconds);
@@ -272,6 +274,7 @@ impl<'a> Machine<'a> {
             (state.stage, state.began_ns) = (0, at_ns);
             state.step += 1;
             self.steps += 1;
+            self.count_lap(shard);
         }
         if at_ns > self.now_ns {
             self.schedule(at_ns, event::READY, shard);

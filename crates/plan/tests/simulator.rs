@@ -96,12 +96,12 @@ fn enough_flights_saturate_the_bottleneck_and_few_expose_latency() {
     close(saturated.tokens_per_second, saturated.bound_tokens_per_second, 0.03);
     assert_eq!(saturated.bottleneck, Bottleneck::Tier1Compute);
     assert!(saturated.tier1_busy.iter().copied().fold(0.0, f64::max) > 0.96);
-    // Merging what is ready keeps Tier 1 as busy, but not with full batches.
+    // Shards that travel alone keep Tier 1 as busy, with batches that are nearly as full.
     let merging = simulate(&configuration(16, 3, 82, 60, Rules::Full));
     assert_eq!(merging.bottleneck, Bottleneck::Tier1Compute);
     assert!(merging.tier1_busy.iter().copied().fold(0.0, f64::max) > 0.96);
     let reached = merging.tokens_per_second / merging.bound_tokens_per_second;
-    assert!(reached > 0.7 && reached < 0.97, "{reached}");
+    assert!(reached > 0.96 && reached <= 1.0, "{reached}");
 }
 
 #[test]

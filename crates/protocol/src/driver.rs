@@ -90,20 +90,26 @@ where
         self.lanes.get_mut(&lane).expect("the lane is here")
     }
 
-    /// Starts the next work of a node here that is free. Call it after everything that arrived was delivered.
-    pub fn start(&mut self) -> Result<Option<Started<P>>, E> {
+    /// Starts the next work of a node here that is free. Call it after everything that arrived was delivered, and again
+    /// at [`Driver::patient_until_ns`].
+    pub fn start(&mut self, now_ns: u64) -> Result<Option<Started<P>>, E> {
         let attends_first = self.attends_first;
-        let first = if attends_first { self.start_tier2()? } else { self.start_tier1()? };
+        let first = if attends_first { self.start_tier2()? } else { self.start_tier1(now_ns)? };
         match first {
-            None if attends_first => self.start_tier1(),
+            None if attends_first => self.start_tier1(now_ns),
             None => self.start_tier2(),
             work => Ok(work),
         }
     }
 
-    fn start_tier1(&mut self) -> Result<Option<Started<P>>, E> {
+    /// Until when the Tier-1 node here waits for the rest of a flight, if it does.
+    pub fn patient_until_ns(&self) -> Option<u64> {
+        self.tier1.as_ref().and_then(|(node, _)| node.patient_until_ns())
+    }
+
+    fn start_tier1(&mut self, now_ns: u64) -> Result<Option<Started<P>>, E> {
         let Some((node, kernels)) = &mut self.tier1 else { return Ok(None) };
-        let Some(mut work) = node.start(self.works_max) else { return Ok(None) };
+        let Some(mut work) = node.start(now_ns, self.works_max) else { return Ok(None) };
         kernels.start(&mut work)?;
         Ok(Some(Started::Tier1(work)))
     }
@@ -120,7 +126,12 @@ where
 
     /// Ends work that was started and is done, and appends the parcels that follow. The transport delivers those for
     /// nodes here like all others.
-    pub fn finish(&mut self, work: Started<P>, outbox: &mut Vec<Outgoing<P>>) -> Result<(), E> {
+    pub fn finish(
+        &mut self,
+        work: Started<P>,
+        now_ns: u64,
+        outbox: &mut Vec<Outgoing<P>>,
+    ) -> Result<(), E> {
         let slice = self.slice;
         let mut send = |rows: usize, parcel: Parcel<P>| {
             let to = match &parcel {
@@ -135,7 +146,7 @@ where
             Started::Tier1(mut work) => {
                 let (node, kernels) = self.tier1.as_mut().expect("it started the work");
                 kernels.finish(&mut work)?;
-                node.computed(work, send);
+                node.computed(work, now_ns, send);
             }
             Started::Tier2(mut work) => {
                 let (node, kernels) = self.lane(work.attend.step.shard.lane);

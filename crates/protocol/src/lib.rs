@@ -7,6 +7,7 @@ mod dispatcher;
 mod driver;
 mod histogram;
 mod message;
+mod pace;
 mod prompt;
 mod tier1;
 mod tier2;
@@ -23,6 +24,7 @@ pub use glinthawk_flight::{
 };
 pub use histogram::Histogram;
 pub use message::{Attend, Attended, Home, Launch, Merge, NodeAddress, Parcel};
+pub use pace::{BatchKind, Pace};
 pub use prompt::{Biases, Completion, Finish, Prompt, PromptId};
 pub use tier1::{Stage, Task, Tier1Node, Tier1Work};
 pub use tier2::{Tier2Error, Tier2Node, Tier2Work};

@@ -6,7 +6,7 @@ use glinthawk_flight::{Generated, Row, Sample, StepId};
 /// When shards that wait for Tier 1 are ready to be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
-    /// As soon as they arrive: nothing waits for a straggler.
+    /// Whole flights first. A part of one waits for the rest no longer than a full batch saves, so not for a straggler.
     Ready,
     /// When all shards of their flight have arrived. Exists for comparison with `Ready`.
     WholeFlights,

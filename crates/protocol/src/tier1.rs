@@ -1,9 +1,10 @@
-//! A Tier-1 node: queues the steps that are ready at each layer and merges what is ready into
-//! batches, deepest layer first, without waiting for anyone. It keeps no prompts and no context.
+//! A Tier-1 node: queues the steps that are ready at each layer and merges them into batches. Flights that nobody of
+//! theirs is behind go first, the deepest before others. It keeps no prompts and no context.
 
 use crate::message::{Attend, Attended, Home, Launch, Merge, Parcel};
+use crate::pace::{BatchKind, Pace};
 use glinthawk_flight::{Generated, ShardId, StepId};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A step that Tier 1 works on.
 #[derive(Debug)]
@@ -49,9 +50,21 @@ pub enum Stage {
     Exit,
 }
 
+impl Stage {
+    fn kind(self) -> BatchKind {
+        match self {
+            Self::Enter => BatchKind::Enter,
+            Self::Middle(_) => BatchKind::Middle,
+            Self::Exit => BatchKind::Exit,
+        }
+    }
+}
+
 /// A shard's newest step that came.
 struct Visitor<P> {
     epoch: u64,
+    /// Counts the flight's visits. A shard that comes is in step with the first of its flight, or is the first.
+    lap: u64,
     /// The stage the step waits for, is computed at, or comes to next.
     stage: Stage,
     state: State<P>,
@@ -68,16 +81,73 @@ enum State<P> {
     Gone,
 }
 
+/// The shards of a flight, by lane.
+struct Flight<P> {
+    shards: BTreeMap<u32, Visitor<P>>,
+    /// The stage that the hindmost wait for, if they all do: then no other can join them.
+    whole: Option<Stage>,
+}
+
+impl<P> Flight<P> {
+    /// The shards that have not left.
+    fn here(&self) -> impl Iterator<Item = &Visitor<P>> {
+        self.shards.values().filter(|visitor| !matches!(visitor.state, State::Gone))
+    }
+
+    fn find_whole(&self) -> Option<Stage> {
+        let hindmost = self.here().map(|visitor| (visitor.lap, visitor.stage)).min()?;
+        let mut last = self.here().filter(|visitor| (visitor.lap, visitor.stage) == hindmost);
+        last.all(|visitor| matches!(visitor.state, State::Ready(_))).then_some(hindmost.1)
+    }
+
+    /// The lanes whose shards wait for a stage, and their rows.
+    fn ready(&self, stage: Stage) -> impl Iterator<Item = (u32, usize)> {
+        self.shards.iter().filter_map(move |(&lane, visitor)| match &visitor.state {
+            State::Ready(task) if visitor.stage == stage => Some((lane, task.launch.rows.len())),
+            _ => None,
+        })
+    }
+
+    /// Rows that attend and come to a stage next, of a lap.
+    fn rows_awaited(&self, stage: Stage, lap: u64) -> usize {
+        let rows = |visitor: &Visitor<P>| match &visitor.state {
+            State::Attending(launch, _) if (visitor.lap, visitor.stage) == (lap, stage) => {
+                launch.rows.len()
+            }
+            _ => 0,
+        };
+        self.shards.values().map(rows).sum()
+    }
+}
+
+/// What waits for each stage, first come first.
+type Queues<T> = BTreeMap<Stage, VecDeque<T>>;
+
+fn leave<T: PartialEq>(queues: &mut Queues<T>, stage: Stage, what: &T) {
+    let queue = queues.get_mut(&stage).expect("what waits is queued");
+    queue.retain(|queued| queued != what);
+    if queue.is_empty() {
+        queues.remove(&stage);
+    }
+}
+
 /// The state machine; see the module's head. `P` is what travels beside a message.
 pub struct Tier1Node<P> {
     layers: u32,
     /// Rows in one batch at most; a single shard is never larger.
     rows_max: usize,
     merge: Merge,
-    visitors: HashMap<ShardId, Visitor<P>>,
-    ready: BTreeMap<Stage, VecDeque<ShardId>>,
-    /// Works that were started and are not done.
-    computing: usize,
+    flights: BTreeMap<u32, Flight<P>>,
+    ready: Queues<ShardId>,
+    /// The flights that are whole.
+    whole: Queues<u32>,
+    /// When each work was started that is not done, in order.
+    computing_since_ns: VecDeque<u64>,
+    /// When the last one was done.
+    computed_ns: u64,
+    /// Until when it waits for the rest of a flight.
+    patient_until_ns: Option<u64>,
+    pace: Pace,
     lost_lanes: BTreeSet<u32>,
 }
 
@@ -89,9 +159,13 @@ impl<P> Tier1Node<P> {
             layers,
             rows_max,
             merge,
-            visitors: HashMap::new(),
+            flights: BTreeMap::new(),
             ready: BTreeMap::new(),
-            computing: 0,
+            whole: BTreeMap::new(),
+            computing_since_ns: VecDeque::new(),
+            computed_ns: 0,
+            patient_until_ns: None,
+            pace: Pace::default(),
             lost_lanes: BTreeSet::new(),
         }
     }
@@ -100,41 +174,66 @@ impl<P> Tier1Node<P> {
     /// the place of an older one of its shard, which is abandoned. `false`: it is old news itself.
     pub fn arrive(&mut self, launch: Launch, payload: P) -> bool {
         let StepId { shard, epoch } = launch.step;
-        let newest = self.visitors.get(&shard).map_or(0, |visitor| visitor.epoch);
+        let empty = || Flight { shards: BTreeMap::new(), whole: None };
+        let flight = self.flights.entry(shard.flight).or_insert_with(empty);
+        let known = flight.shards.get(&shard.lane);
+        let (newest, lap) = known.map_or((0, 0), |visitor| (visitor.epoch, visitor.lap));
         if epoch <= newest || self.lost_lanes.contains(&shard.lane) {
             return false;
         }
+        let first = flight.shards.values().map(|visitor| visitor.lap).max().unwrap_or(0);
+        let lap = if first > lap { first } else { lap + 1 };
         let state = State::Ready(Task { launch, payload, tokens: None });
-        let visitor = Visitor { epoch, stage: Stage::Enter, state };
-        if let Some(abandoned) = self.visitors.insert(shard, visitor) {
+        let visitor = Visitor { epoch, lap, stage: Stage::Enter, state };
+        if let Some(abandoned) = flight.shards.insert(shard.lane, visitor) {
             self.forget(shard, &abandoned);
         }
         self.ready.entry(Stage::Enter).or_default().push_back(shard);
+        self.gather(shard.flight);
         true
     }
 
     /// Forgets the steps of a lane whose contexts are gone, and those still on their way here.
     pub fn lose_lane(&mut self, lane: u32) {
         self.lost_lanes.insert(lane);
-        let lost = self.visitors.extract_if(|shard, _| shard.lane == lane);
-        for (shard, abandoned) in lost.collect::<Vec<_>>() {
-            self.forget(shard, &abandoned);
+        let flights: Vec<u32> = self.flights.keys().copied().collect();
+        for flight in flights {
+            let shards = &mut self.flights.get_mut(&flight).expect("it is there").shards;
+            if let Some(abandoned) = shards.remove(&lane) {
+                self.forget(ShardId { flight, lane }, &abandoned);
+                self.gather(flight);
+            }
         }
     }
 
     /// Takes an abandoned step of a shard out of its queue.
     fn forget(&mut self, shard: ShardId, abandoned: &Visitor<P>) {
-        let State::Ready(_) = abandoned.state else { return };
-        let queue = self.ready.get_mut(&abandoned.stage).expect("what is ready is queued");
-        queue.retain(|queued| *queued != shard);
-        if queue.is_empty() {
-            self.ready.remove(&abandoned.stage);
+        if let State::Ready(_) = abandoned.state {
+            leave(&mut self.ready, abandoned.stage, &shard);
+        }
+    }
+
+    /// Finds out whether a flight is whole, after something happened to one of its shards.
+    fn gather(&mut self, id: u32) {
+        let flight = self.flights.get_mut(&id).expect("it has shards");
+        let whole = flight.find_whole();
+        let known = std::mem::replace(&mut flight.whole, whole);
+        if known == whole {
+            return;
+        }
+        if let Some(stage) = known {
+            leave(&mut self.whole, stage, &id);
+        }
+        if let Some(stage) = whole {
+            self.whole.entry(stage).or_default().push_back(id);
         }
     }
 
     /// The shard's visitor, if it is this step's.
     fn visitor(&mut self, step: StepId) -> Option<&mut Visitor<P>> {
-        self.visitors.get_mut(&step.shard).filter(|visitor| visitor.epoch == step.epoch)
+        let flight = self.flights.get_mut(&step.shard.flight)?;
+        let visitor = flight.shards.get_mut(&step.shard.lane);
+        visitor.filter(|visitor| visitor.epoch == step.epoch)
     }
 
     /// Takes a step's attention output. `false`: no step waits for it, because its step was abandoned
@@ -147,6 +246,7 @@ impl<P> Tier1Node<P> {
                 visitor.state = State::Ready(Task { launch, payload, tokens: None });
                 let stage = visitor.stage;
                 self.ready.entry(stage).or_default().push_back(step.shard);
+                self.gather(step.shard.flight);
                 true
             }
             other => {
@@ -156,10 +256,19 @@ impl<P> Tier1Node<P> {
         }
     }
 
-    /// A work that [`Tier1Node::start`] gave is done; gives each of the parcels that follow, with the
-    /// rows of its step. A step that was abandoned in the meantime has no followers.
-    pub fn computed(&mut self, work: Tier1Work<P>, mut follows: impl FnMut(usize, Parcel<P>)) {
-        self.computing = self.computing.checked_sub(1).expect("something was being computed");
+    /// The first work that [`Tier1Node::start`] gave and that was not done is done; gives each of the parcels that
+    /// follow, with the rows of its step. A step that was abandoned in the meantime has no followers.
+    pub fn computed(
+        &mut self,
+        work: Tier1Work<P>,
+        now_ns: u64,
+        mut follows: impl FnMut(usize, Parcel<P>),
+    ) {
+        let started_ns = self.computing_since_ns.pop_front();
+        let started_ns = started_ns.expect("something was being computed");
+        // A device takes one work after the other.
+        let since_ns = started_ns.max(std::mem::replace(&mut self.computed_ns, now_ns));
+        self.pace.learn(work.stage.kind(), work.rows(), now_ns.saturating_sub(since_ns));
         let layers = self.layers;
         for Task { launch, payload, tokens } in work.tasks {
             let step = launch.step;
@@ -175,6 +284,7 @@ impl<P> Tier1Node<P> {
                         None => Parcel::Launch(launch, payload),
                     };
                     follows(rows, parcel);
+                    self.gather(step.shard.flight);
                     continue;
                 }
             };
@@ -183,57 +293,108 @@ impl<P> Tier1Node<P> {
             visitor.state = State::Attending(launch, layer);
             visitor.stage = if layer + 1 == layers { Stage::Exit } else { Stage::Middle(layer) };
             follows(rows, Parcel::Attend(attend, payload));
+            // It is no longer beside those who wait for the stage.
+            self.gather(step.shard.flight);
         }
     }
 
-    /// The next work, if fewer than `works_max` are being computed: the deepest batch that is ready. Call it after
-    /// everything that arrived was taken in: batches are then larger.
-    pub fn start(&mut self, works_max: usize) -> Option<Tier1Work<P>> {
-        let free = self.computing < works_max;
-        let mut deepest = self.ready.keys().next_back().copied().filter(|_| free);
-        while let Some(stage) = deepest {
-            let tasks = self.batch(stage);
-            if !tasks.is_empty() {
-                self.computing += 1;
-                return Some(Tier1Work { stage, tasks });
-            }
-            deepest = self.ready.range(..stage).next_back().map(|(stage, _)| *stage);
+    /// The next work, if fewer than `works_max` are being computed and it should not wait for more. Call it after
+    /// everything that arrived was taken in, and again at [`Tier1Node::patient_until_ns`].
+    pub fn start(&mut self, now_ns: u64, works_max: usize) -> Option<Tier1Work<P>> {
+        if self.computing_since_ns.len() >= works_max {
+            return None;
         }
-        None
+        let stage = self.next_stage(now_ns)?;
+        let tasks = self.batch(stage);
+        let rows = tasks.iter().map(|task| task.launch.rows.len());
+        self.pace.start(stage.kind(), now_ns, rows);
+        self.patient_until_ns = None;
+        self.computing_since_ns.push_back(now_ns);
+        Some(Tier1Work { stage, tasks })
     }
 
-    /// Takes what may be computed now at a stage, up to a batch, oldest first.
+    /// Until when the node waits for the rest of a flight, if it does.
+    pub fn patient_until_ns(&self) -> Option<u64> {
+        self.patient_until_ns
+    }
+
+    /// The stage to compute now: the deepest that a whole flight waits for. If there are only parts of flights, it is
+    /// the deepest of theirs, but not before the node has waited as long as a whole flight would save.
+    fn next_stage(&mut self, now_ns: u64) -> Option<Stage> {
+        if let Some((&stage, _)) = self.whole.last_key_value() {
+            return Some(stage);
+        }
+        let Some((&stage, _)) = self.ready.last_key_value() else {
+            self.patient_until_ns = None; // they were abandoned
+            return None;
+        };
+        if self.merge == Merge::WholeFlights {
+            return None;
+        }
+        if self.patient_until_ns.is_none() && !self.pace.has_time_to_spare(now_ns) {
+            let saved_ns = self.saved_ns(stage);
+            self.patient_until_ns = (saved_ns > 0).then_some(now_ns + saved_ns);
+        }
+        let waits = self.patient_until_ns.is_some_and(|until_ns| now_ns < until_ns);
+        (!waits).then_some(stage)
+    }
+
+    /// The most that the node would save if one of the flights at a stage were whole. Those who are to come there next
+    /// are awaited, others of the flight are not.
+    fn saved_ns(&self, stage: Stage) -> u64 {
+        let saved = |shard: &ShardId| {
+            let flight = &self.flights[&shard.flight];
+            let awaited = flight.rows_awaited(stage, flight.shards[&shard.lane].lap);
+            let here = flight.ready(stage).map(|(_, rows)| rows).sum();
+            if awaited > 0 { self.pace.saved_ns(stage.kind(), here, awaited) } else { 0 }
+        };
+        self.ready[&stage].iter().map(saved).max().unwrap_or(0)
+    }
+
+    /// Takes what is ready at a stage, up to a batch: whole flights first, then parts, first come first.
     fn batch(&mut self, stage: Stage) -> Vec<Task<P>> {
-        let mut tasks = Vec::new();
-        let mut left = VecDeque::new();
+        let mut chosen: Vec<ShardId> = Vec::new();
         let mut rows = 0;
-        for shard in self.ready.remove(&stage).expect("the caller found it") {
-            let may_start = self.may_start(shard, stage);
-            let state = &mut self.visitors.get_mut(&shard).expect("queued").state;
-            let State::Ready(task) = state else { unreachable!("what is queued is ready") };
-            let rows_with = rows + task.launch.rows.len();
-            if !may_start || !(tasks.is_empty() || rows_with <= self.rows_max) {
-                left.push_back(shard);
-            } else if let State::Ready(task) = std::mem::replace(state, State::Computing) {
-                tasks.push(task);
-                rows = rows_with;
+        let mut choose = |shard: ShardId, own: usize| {
+            if chosen.is_empty() || rows + own <= self.rows_max {
+                chosen.push(shard);
+                rows += own;
+            }
+            rows
+        };
+        let mut taken = 0;
+        for &id in self.whole.get(&stage).into_iter().flatten() {
+            let shards = self.flights[&id].ready(stage);
+            let own: usize = shards.map(|(_, rows)| rows).sum();
+            if taken == 0 || taken + own <= self.rows_max {
+                for (lane, rows) in self.flights[&id].ready(stage) {
+                    taken = choose(ShardId { flight: id, lane }, rows);
+                }
             }
         }
-        if !left.is_empty() {
-            self.ready.insert(stage, left);
+        if self.merge == Merge::Ready {
+            for &shard in &self.ready[&stage] {
+                let flight = &self.flights[&shard.flight];
+                if flight.whole != Some(stage) {
+                    let State::Ready(task) = &flight.shards[&shard.lane].state else {
+                        unreachable!("what is queued is ready")
+                    };
+                    choose(shard, task.launch.rows.len());
+                }
+            }
         }
-        tasks
+        chosen.into_iter().map(|shard| self.take(shard, stage)).collect()
     }
 
-    /// Whether a shard that waits for a stage need not wait for others of its flight: none of them is
-    /// behind it.
-    fn may_start(&self, shard: ShardId, stage: Stage) -> bool {
-        let mut flight = self.visitors.iter().filter(|(other, _)| other.flight == shard.flight);
-        self.merge == Merge::Ready
-            || flight.all(|(_, other)| match other.state {
-                State::Gone => true,
-                State::Attending(..) => other.stage > stage,
-                State::Ready(_) | State::Computing => other.stage >= stage,
-            })
+    /// Takes a shard that is ready out of its queue.
+    fn take(&mut self, shard: ShardId, stage: Stage) -> Task<P> {
+        leave(&mut self.ready, stage, &shard);
+        let flight = self.flights.get_mut(&shard.flight).expect("it has shards");
+        let visitor = flight.shards.get_mut(&shard.lane).expect("queued");
+        let State::Ready(task) = std::mem::replace(&mut visitor.state, State::Computing) else {
+            unreachable!("what is queued is ready")
+        };
+        self.gather(shard.flight);
+        task
     }
 }

@@ -174,6 +174,7 @@ struct Outcome {
     refused: u64,
     stopped: u64,
     shared: u64,
+    waits: u64,
 }
 
 /// What some seed must have met, and how often one did.
@@ -220,6 +221,7 @@ fn check(seed: u64) -> Outcome {
         refused: report.refused,
         stopped,
         shared: report.stats.shared,
+        waits: report.waits,
     }
 }
 
@@ -273,7 +275,7 @@ fn every_prompt_gets_exactly_its_completion() {
     }
     let seeds = number_from("GLINTHAWK_SEEDS").unwrap_or(1000);
     let outcomes: Vec<Outcome> = (0..seeds).map(check).collect();
-    let counts: [Count; 7] = [
+    let counts: [Count; 8] = [
         ("was tight enough to preempt", |outcome| outcome.preemptions),
         ("launched a shard again", |outcome| outcome.relaunches),
         ("lost a lane with prompts on it", |outcome| outcome.lost),
@@ -281,6 +283,7 @@ fn every_prompt_gets_exactly_its_completion() {
         ("had rows that a Tier-2 node refused", |outcome| outcome.refused),
         ("had a prompt that its watcher ended", |outcome| outcome.stopped),
         ("had prompts that shared pages", |outcome| outcome.shared),
+        ("had a Tier-1 node wait for the rest of a flight", |outcome| outcome.waits),
     ];
     for (what, count) in counts {
         assert!(outcomes.iter().any(|outcome| count(outcome) > 0), "no seed {what}");

@@ -47,6 +47,8 @@ enum Event {
     Looks(usize),
     /// Such a process finished what it computed.
     Computed(usize),
+    /// A process has waited long enough for the rest of a flight.
+    Wakes { process: usize, at_ns: u64 },
 }
 
 /// A process: it computes one thing at a time.
@@ -161,6 +163,11 @@ impl<'a> Machine<'a> {
         self.feed();
         let mut handled = 0;
         while let Some((key, event)) = self.events.pop() {
+            if let Event::Wakes { process, at_ns } = event
+                && self.processes[process].nodes.patient_until_ns() != Some(at_ns)
+            {
+                continue; // what it waited for came
+            }
             self.now_seconds = time_of(key);
             handled += 1;
             match event {
@@ -180,6 +187,7 @@ impl<'a> Machine<'a> {
                     self.computed(process);
                     self.call(process);
                 }
+                Event::Wakes { process, .. } => self.wake(process),
             }
             if handled == EVENTS_MAX {
                 break;
@@ -191,6 +199,10 @@ impl<'a> Machine<'a> {
         self.forecast.seconds = self.now_seconds;
         self.forecast.events = handled;
         self.forecast
+    }
+
+    fn now_ns(&self) -> u64 {
+        (self.now_seconds * 1e9).round() as u64
     }
 
     fn schedule(&mut self, at_seconds: f64, event: Event) {
@@ -283,13 +295,13 @@ impl<'a> Machine<'a> {
             let (tokens, tokens_max) = (vec![0; length.prompt], length.output as u32);
             let prompt = Prompt { tokens, tokens_max, ..Prompt::default() };
             // A prompt that is too long gets an error line and takes no time.
-            _ = self.dispatcher.submit(prompt, (self.now_seconds * 1e9) as u64);
+            _ = self.dispatcher.submit(prompt, self.now_ns());
         }
         self.launch();
     }
 
     fn dispatch(&mut self, event: DispatcherEvent) {
-        self.dispatcher.on(event, (self.now_seconds * 1e9) as u64, &mut Vec::new());
+        self.dispatcher.on(event, self.now_ns(), &mut Vec::new());
     }
 
     fn launch(&mut self) {

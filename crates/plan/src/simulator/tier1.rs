@@ -1,7 +1,8 @@
-//! Tier-1 nodes: shards wait by stage and class, the deepest stage is computed first.
+//! Tier-1 nodes: shards wait by stage, a batch is computed, and its shards go on.
 
-use super::{Machine, event, nanoseconds};
+use super::{Machine, NOWHERE, event, nanoseconds};
 use crate::trace::TraceSpan;
+use glinthawk_protocol::{BatchKind, Pace};
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tier1 {
@@ -9,6 +10,9 @@ pub(super) struct Tier1 {
     /// Whether it is in the list of nodes to be started.
     pub(super) called: bool,
     pub(super) batch: Vec<u32>,
+    /// Until when it waits for the rest of a flight.
+    pub(super) patient_until_ns: Option<u64>,
+    pub(super) pace: Pace,
     pub(super) busy_ns: u64,
     pub(super) out_free_ns: u64,
     pub(super) out_ns: u64,
@@ -18,18 +22,17 @@ pub(super) struct Tier1 {
 
 impl Machine<'_> {
     pub(super) fn wait_for_tier1(&mut self, shard: u32) {
-        self.tickets = self.tickets.wrapping_add(1);
         let state = &mut self.shards[shard as usize];
-        state.ticket = self.tickets;
         let node = self.program.stages[state.stage as usize].node;
+        (state.node, state.next, state.waits) = (node, state.stage, true);
         let stage = (state.stage - self.first_stages[node as usize]) as usize;
-        let queue = node as usize * self.class_rows.len() + self.class(shard);
-        self.tier1_queues.push(queue, stage, shard);
+        self.tier1_queues.push(node as usize, stage, shard);
+        self.gather(node as usize, shard);
         self.call(node);
     }
 
     /// Makes a node look for work at the end of the moment.
-    fn call(&mut self, node: u32) {
+    pub(super) fn call(&mut self, node: u32) {
         let state = &mut self.tier1[node as usize];
         if !state.busy && !state.called {
             state.called = true;
@@ -39,50 +42,37 @@ impl Machine<'_> {
 
     pub(super) fn start_tier1(&mut self, node: u32) {
         self.tier1[node as usize].called = false;
-        let Some(deepest) = self.deepest(node as usize) else { return };
+        let Some(local_stage) = self.next_stage(node as usize) else { return };
         let mut batch = std::mem::take(&mut self.tier1[node as usize].batch);
-        let rows = self.merge(node as usize, deepest, &mut batch);
-        let stage = self.first_stages[node as usize] + deepest as u32;
+        let rows = self.merge(node as usize, local_stage, &mut batch);
+        let stage = self.first_stages[node as usize] + local_stage as u32;
         let ns = self.stage_ns(stage, rows);
         let ns = self.jittered(ns);
         self.record(TraceSpan::tier1(node), self.now_ns, batch[0], ns);
         self.tally.tier1_ns += ns * batch.len() as u64;
+        if self.lanes > 1 {
+            let kind = self.kind(stage);
+            let mut pace = std::mem::take(&mut self.tier1[node as usize].pace);
+            pace.start(kind, self.now_ns, batch.iter().map(|&shard| self.rows(shard)));
+            pace.learn(kind, rows, ns);
+            self.tier1[node as usize].pace = pace;
+        }
         let state = &mut self.tier1[node as usize];
-        (state.busy, state.batch) = (true, batch);
+        (state.busy, state.batch, state.patient_until_ns) = (true, batch, None);
         state.busy_ns += ns;
         self.schedule(self.now_ns + ns, event::COMPUTED, node);
     }
 
-    /// The deepest stage of a node that shards wait for.
-    fn deepest(&self, node: usize) -> Option<usize> {
-        let classes = self.class_rows.len();
-        (node * classes..(node + 1) * classes)
-            .filter_map(|queue| self.tier1_queues.deepest(queue))
-            .max()
-    }
-
-    /// Moves shards that wait for a stage into `batch`, oldest first, as long as their rows fit; returns the rows.
-    fn merge(&mut self, node: usize, stage: usize, batch: &mut Vec<u32>) -> usize {
-        let mut rows = 0;
-        let first_queue = node * self.class_rows.len();
-        loop {
-            let room = self.program.rows - rows;
-            let mut oldest: Option<(u32, usize)> = None;
-            for (class, &own) in self.class_rows.iter().enumerate() {
-                if own > room {
-                    continue;
-                }
-                let Some(shard) = self.tier1_queues.first(first_queue + class, stage) else {
-                    continue;
-                };
-                let ticket = self.shards[shard as usize].ticket;
-                if oldest.is_none_or(|(other, _)| ticket < other) {
-                    oldest = Some((ticket, class));
-                }
-            }
-            let Some((_, class)) = oldest else { return rows };
-            batch.extend(self.tier1_queues.pop(first_queue + class, stage));
-            rows += self.class_rows[class];
+    /// The kind of a stage's batches.
+    pub(super) fn kind(&self, stage: u32) -> BatchKind {
+        let stages = &self.program.stages;
+        let node = stages[stage as usize].node;
+        if stage == self.first_stages[node as usize] {
+            BatchKind::Enter
+        } else if stages.get(stage as usize + 1).is_some_and(|next| next.node == node) {
+            BatchKind::Middle
+        } else {
+            BatchKind::Exit
         }
     }
 
@@ -98,13 +88,18 @@ impl Machine<'_> {
     pub(super) fn computed(&mut self, node: u32) {
         let mut batch = std::mem::take(&mut self.tier1[node as usize].batch);
         let mut kept = std::mem::take(&mut self.kept);
-        for &shard in &batch {
+        for (index, &shard) in batch.iter().enumerate() {
+            self.shards[shard as usize].next += 1;
             if !self.stage(shard).attends {
-                self.advance(shard);
+                self.leave(node, shard);
             } else if self.program.lanes[self.lane(shard)].local {
                 kept.push(shard);
             } else {
                 self.send(node as usize, shard);
+            }
+            let flight = |shard: u32| shard as usize / self.lanes;
+            if batch.get(index + 1).is_none_or(|&next| flight(next) != flight(shard)) {
+                self.gather(node as usize, shard);
             }
         }
         batch.clear();
@@ -124,6 +119,15 @@ impl Machine<'_> {
         state.busy_ns += ns;
         state.batch = kept;
         self.schedule(self.now_ns + ns, event::ATTENDED_LOCALLY, node);
+    }
+
+    /// The shard goes on to its next stage without attention, perhaps on another node.
+    fn leave(&mut self, node: u32, shard: u32) {
+        let next = self.program.stages.get(self.shards[shard as usize].next as usize);
+        if next.is_none_or(|next| next.node != node) {
+            self.shards[shard as usize].node = NOWHERE;
+        }
+        self.advance(shard);
     }
 
     pub(super) fn attended_locally(&mut self, node: u32) {

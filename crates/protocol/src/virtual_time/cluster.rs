@@ -22,6 +22,8 @@ enum Event {
     Arrival(NodeAddress, Parcel<Values>),
     Garbled(NodeAddress, Attend, Garble),
     Computed(NodeAddress, Started<Values>),
+    /// A Tier-1 node has waited long enough for the rest of a flight.
+    Wakes(NodeAddress),
 }
 
 struct Cluster<'a, C> {
@@ -46,6 +48,7 @@ struct Cluster<'a, C> {
     watched: BTreeMap<usize, Vec<u32>>,
     stale: u64,
     refused: u64,
+    waits: u64,
 }
 
 /// Runs prompts, each submitted at its time, until all are finished.
@@ -71,6 +74,7 @@ pub fn run<C: Costs>(
         watched: BTreeMap::new(),
         stale: 0,
         refused: 0,
+        waits: 0,
     };
     for (place, (time_ns, prompt)) in prompts.into_iter().enumerate() {
         cluster.schedule(time_ns, Event::Submit(place, prompt));
@@ -158,9 +162,14 @@ impl<C: Costs> Cluster<'_, C> {
                 std::mem::take(&mut self.stirred).into_iter().for_each(|node| self.start(node));
             }
             let Some(Reverse((time_ns, sequence))) = self.heap.pop() else { break };
+            let event = self.events.remove(&sequence).expect("scheduled once");
+            if let Event::Wakes(node) = event
+                && self.nodes[&node].patient_until_ns() != Some(time_ns)
+            {
+                continue; // what it waited for came
+            }
             self.now_ns = time_ns;
             events += 1;
-            let event = self.events.remove(&sequence).expect("scheduled once");
             self.handle(event)?;
         }
         if !self.dispatcher.is_idle() {
@@ -174,6 +183,7 @@ impl<C: Costs> Cluster<'_, C> {
             watched: self.watched,
             stale: self.stale,
             refused: self.refused,
+            waits: self.waits,
         })
     }
 
@@ -217,10 +227,11 @@ impl<C: Costs> Cluster<'_, C> {
             Event::Computed(node, work) => {
                 let Some(driver) = self.nodes.get_mut(&node) else { return Ok(()) };
                 let mut outbox = Vec::new();
-                let Ok(()) = driver.finish(work, &mut outbox);
+                let Ok(()) = driver.finish(work, self.now_ns, &mut outbox);
                 outbox.into_iter().for_each(|outgoing| self.send(outgoing));
                 self.stir(node);
             }
+            Event::Wakes(node) => self.stir(node),
         }
         Ok(())
     }
@@ -236,7 +247,15 @@ impl<C: Costs> Cluster<'_, C> {
     /// while its kernels run; what follows from them comes when the time is over.
     fn start(&mut self, node: NodeAddress) {
         let driver = self.nodes.get_mut(&node).expect("something happened to it");
-        let Ok(Some(work)) = driver.start() else { return };
+        let Ok(work) = driver.start(self.now_ns);
+        let patient_until_ns = driver.patient_until_ns();
+        let Some(work) = work else {
+            if let Some(until_ns) = patient_until_ns {
+                self.waits += 1;
+                self.schedule(until_ns, Event::Wakes(node));
+            }
+            return;
+        };
         let cost_ns = match (node, &work) {
             (NodeAddress::Tier1(slice), Started::Tier1(work)) => {
                 self.costs.tier1_ns(slice, work.stage, work.rows())

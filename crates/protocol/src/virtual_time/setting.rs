@@ -129,6 +129,8 @@ pub struct VirtualRun {
     pub stale: u64,
     /// Messages that Tier-2 nodes refused, as they must.
     pub refused: u64,
+    /// How often a Tier-1 node looked for work and waited for the rest of a flight.
+    pub waits: u64,
 }
 
 /// Why a run is wrong.

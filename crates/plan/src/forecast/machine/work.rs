@@ -45,9 +45,13 @@ impl Machine<'_> {
 
     /// The next work of a process and its seconds.
     fn next_work(&mut self, process: usize) -> Option<(Started<()>, f64)> {
+        let now_ns = self.now_ns();
         let nodes = &mut self.processes[process].nodes;
         let slice = nodes.slice;
-        let Ok(work) = nodes.start();
+        let Ok(work) = nodes.start(now_ns);
+        if let (None, Some(at_ns)) = (&work, nodes.patient_until_ns()) {
+            self.schedule(at_ns as f64 * 1e-9, Event::Wakes { process, at_ns });
+        }
         let work = work?;
         let seconds = match &work {
             Started::Tier1(work) => {
@@ -111,7 +115,8 @@ impl Machine<'_> {
             }
         }
         let mut outbox = Vec::new();
-        let Ok(()) = self.processes[process].nodes.finish(work, &mut outbox);
+        let now_ns = self.now_ns();
+        let Ok(()) = self.processes[process].nodes.finish(work, now_ns, &mut outbox);
         for outgoing in outbox {
             self.send(Some(process), outgoing.to, outgoing.parcel);
         }
