@@ -151,6 +151,11 @@ impl Layout {
         self.own_lane().filter(|_| lane == 0).unwrap_or(usual)
     }
 
+    /// The flights of a lane.
+    pub fn flights_of(&self, lane: u32) -> Range<u32> {
+        self.dispatcher(Vec::new()).flights_of(lane)
+    }
+
     fn lane_shapes(&self) -> impl Iterator<Item = LaneShape> {
         (0..self.lanes() as u32).map(|lane| self.lane_shape(lane))
     }
@@ -163,7 +168,8 @@ impl Layout {
     /// Where a shard's rows begin in the slab of a node that has the lanes from `first_lane` on.
     pub fn slab_start(&self, shard: ShardId, first_lane: u32) -> usize {
         let before = (first_lane..shard.lane).map(|lane| self.lane_shape(lane).slots());
-        (before.sum::<u32>() + shard.flight * self.lane_shape(shard.lane).batch) as usize
+        let flight = shard.flight - self.flights_of(shard.lane).start;
+        (before.sum::<u32>() + flight * self.lane_shape(shard.lane).batch) as usize
     }
 
     /// Rows in one Tier-1 batch at most.
@@ -318,7 +324,7 @@ mod tests {
             layout.slab_rows()
         };
         assert_eq!(check(None, &[(0, 0, 0), (0, 2, 20), (1, 0, 30), (2, 2, 80)]), 90);
-        assert_eq!(check(Some(7), &[(0, 1, 7), (1, 0, 14), (1, 2, 34), (2, 2, 64)]), 74);
+        assert_eq!(check(Some(7), &[(0, 3, 0), (0, 4, 7), (1, 0, 14), (1, 2, 34), (2, 2, 64)]), 74);
     }
 
     #[test]

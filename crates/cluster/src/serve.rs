@@ -308,7 +308,7 @@ impl<B: Backend> Server<'_, B> {
     fn fits(&self, launch: &Launch) -> bool {
         let role = &self.station.role;
         let shape = role.layout.lane_shape(launch.step.shard.lane);
-        launch.step.shard.flight < shape.flights
+        role.layout.flights_of(launch.step.shard.lane).contains(&launch.step.shard.flight)
             && self.has_lane(launch.step.shard.lane)
             && launch.rows.len() <= shape.batch as usize
             && launch.rows.iter().all(|row| (row.token as usize) < role.config.vocab)

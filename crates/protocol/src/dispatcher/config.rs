@@ -3,6 +3,7 @@
 use crate::message::Merge;
 #[cfg(doc)]
 use glinthawk_flight::TOKEN_PENDING;
+use std::ops::Range;
 
 /// How many times longer the longest completions are expected to be than the usual one.
 pub const OVERSUBSCRIPTION: f32 = 3.0;
@@ -58,5 +59,13 @@ impl DispatcherConfig {
     pub fn lane_shape(&self, lane: u32) -> LaneShape {
         let usual = LaneShape { flights: self.flights, batch: self.batch };
         self.own_lane.filter(|_| lane == 0).unwrap_or(usual)
+    }
+
+    /// The flights of a lane. A much faster lane has flights of its own: nobody in them waits for a slower lane.
+    pub fn flights_of(&self, lane: u32) -> Range<u32> {
+        match self.own_lane {
+            Some(own) if lane == 0 => self.flights..self.flights + own.flights,
+            _ => 0..self.flights,
+        }
     }
 }

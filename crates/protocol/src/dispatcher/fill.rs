@@ -133,11 +133,12 @@ impl Dispatcher {
                 || committed[0] + u64::from(expected[0]) <= u64::from(self.lanes[0].pages.total()));
         let open = manifests.iter().filter(|(shard, manifest)| {
             let is_beside = self.config.own_lane.is_some() && shard.lane != 0;
-            if is_beside
-                && (waits_for_own
-                    || shard.flight
-                        >= self.flights_worthwhile(shard.lane, expected[shard.lane as usize]))
-            {
+            let worthwhile = || {
+                let expected = expected[shard.lane as usize];
+                self.ends_in_time(shard.lane)
+                    && shard.flight < self.flights_worthwhile(shard.lane, expected)
+            };
+            if is_beside && (waits_for_own || !worthwhile()) {
                 return false;
             }
             let rows_max = self.config.lane_shape(shard.lane).batch;
@@ -168,14 +169,32 @@ impl Dispatcher {
         .map(|(&shard, _)| shard)
     }
 
-    /// Flights that the prompts for a lane beside lane 0 would fill, if each needs so many pages. A GPU reads all weights
-    /// for each of them, so that small ones cost it more than they bring.
-    fn flights_worthwhile(&self, lane: u32, expected: u32) -> u32 {
+    /// Rows of lane 0 in each of its steps, one for each prompt.
+    fn own_rows(&self) -> usize {
         let own = self.shards.iter().filter(|(shard, _)| shard.lane == 0);
-        let own: usize = own.map(|(_, state)| state.seated.len()).sum();
-        let held = self.lanes[lane as usize].pages.total() / expected.max(1);
-        let prompts = ((self.entries.len() - own) as u32).min(held);
-        prompts.div_ceil(self.config.lane_shape(lane).batch).max(1)
+        let seated: usize = own.map(|(_, state)| state.seated.len()).sum();
+        seated / self.config.lane_shape(0).flights as usize
+    }
+
+    /// Flights that the prompts for a lane beside lane 0 would fill, if each needs so many pages. A GPU reads all weights
+    /// for each of them: if they have fewer rows than a step of its own, they cost it more than they bring.
+    fn flights_worthwhile(&self, lane: u32, expected: u32) -> u32 {
+        let own = self.own_rows();
+        let seated = own * self.config.lane_shape(0).flights as usize;
+        let held = (self.lanes[lane as usize].pages.total() / expected.max(1)) as usize;
+        let prompts = (self.entries.len() - seated).min(held);
+        let batch = self.config.lane_shape(lane).batch as usize;
+        if prompts < own { 0 } else { prompts.div_ceil(batch).max(1) as u32 }
+    }
+
+    /// Whether a lane beside lane 0 would be through with another prompt before lane 0 is through with all that wait:
+    /// it is slower, but not by more than those are more than one crowd of lane 0. While prompts keep coming, there is
+    /// time. What does not end there has to be computed again on lane 0.
+    fn ends_in_time(&self, lane: u32) -> bool {
+        let steps_ns = (self.lanes[lane as usize].step_ns, self.lanes[0].step_ns);
+        let (Some(there_ns), Some(own_ns)) = steps_ns else { return true };
+        let crowd = self.own_rows() * self.config.lane_shape(0).flights as usize;
+        !self.wants_prompts() || there_ns * crowd as u64 <= own_ns * self.queue.len() as u64
     }
 
     /// Pages that the prompts of a lane are expected to need in the end.
@@ -315,7 +334,9 @@ impl Dispatcher {
         let state = self.shards.get_mut(&shard).expect("exists");
         match state.in_air {
             true => state.ahead = Some(aboard),
-            false => (state.in_air, state.aboard) = (true, aboard),
+            false => {
+                (state.in_air, state.aboard, state.launched_ns) = (true, aboard, self.now_ns);
+            }
         }
     }
 

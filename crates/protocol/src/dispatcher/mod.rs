@@ -23,8 +23,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Prompts that wait at least, so that a small cluster is not starved by a slow reader.
 const WAITING_MIN: usize = 16;
-/// Completions after which their mean length is what a prompt is expected to need.
-const COMPLETIONS_TELLING: u64 = 16;
+/// Completions of the length expected at first that count beside those seen.
+const COMPLETIONS_ASSUMED: u64 = 16;
+/// Steps of a lane over which their time is averaged.
+const STEPS_AVERAGED: u64 = 8;
 /// A prompt that outlived the expectation is expected to go on for a page and this part of what it has.
 const OUTLIVED_PART: u32 = 4;
 
@@ -135,6 +137,8 @@ struct ShardState {
     /// Launches so far.
     epoch: u64,
     in_air: bool,
+    /// When the step in the air was launched.
+    launched_ns: u64,
     /// Seated prompts, oldest first.
     seated: Vec<PromptId>,
     /// Who is in the launch that is in the air.
@@ -147,6 +151,8 @@ struct Lane {
     pages: PagePool,
     slots_free: Vec<u32>,
     lost: bool,
+    /// How long its steps take; `None` before the first came home.
+    step_ns: Option<u64>,
     /// Who computes the page with a hash.
     computing: HashMap<u64, PromptId>,
     /// How many of the lane's prompts have a page with a hash, or will.
@@ -168,6 +174,8 @@ pub struct Dispatcher {
     shards: BTreeMap<ShardId, ShardState>,
     lanes: Vec<Lane>,
     submitted: u64,
+    /// When something happened last.
+    now_ns: u64,
     stats: DispatcherStats,
 }
 
@@ -188,15 +196,13 @@ impl Dispatcher {
             pages: PagePool::new(pages),
             slots_free: (0..config.lane_shape(lane).slots()).rev().collect(),
             lost: false,
+            step_ns: None,
             computing: HashMap::new(),
             promised: HashMap::new(),
         });
         let lanes: Vec<Lane> = lanes.collect();
         let shards = (0..lanes.len() as u32)
-            .flat_map(|lane| {
-                let flights = 0..config.lane_shape(lane).flights;
-                flights.map(move |flight| ShardId { flight, lane })
-            })
+            .flat_map(|lane| config.flights_of(lane).map(move |flight| ShardId { flight, lane }))
             .map(|shard| (shard, ShardState::default()))
             .collect();
         Self {
@@ -207,6 +213,7 @@ impl Dispatcher {
             shards,
             lanes,
             submitted: 0,
+            now_ns: 0,
             stats: DispatcherStats::default(),
         }
     }
@@ -270,6 +277,7 @@ impl Dispatcher {
     ///
     /// [`fill`]: Self::fill
     pub fn on(&mut self, event: DispatcherEvent, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
+        self.now_ns = now_ns;
         match event {
             DispatcherEvent::Stop(id, kept) => self.stop(id, kept, now_ns, actions),
             DispatcherEvent::Home(home) => self.home(home, now_ns, actions),
@@ -297,6 +305,7 @@ impl Dispatcher {
         prompt.tokens_max = prompt.tokens_max.min(self.context_max - tokens);
         let id = PromptId(self.submitted);
         self.submitted += 1;
+        self.now_ns = now_ns;
         self.queue.insert((prompt.priority, id));
         let hashes = if self.config.sharing {
             sharing::hashes(&prompt.tokens, self.config.page_positions)
@@ -332,6 +341,10 @@ impl Dispatcher {
         state.in_air = state.ahead.is_some();
         let next = state.ahead.take().unwrap_or_default();
         let aboard = std::mem::replace(&mut state.aboard, next);
+        let took_ns = now_ns.saturating_sub(std::mem::replace(&mut state.launched_ns, now_ns));
+        let step_ns = &mut self.lanes[home.step.shard.lane as usize].step_ns;
+        let before_ns = step_ns.unwrap_or(took_ns);
+        *step_ns = Some((before_ns * (STEPS_AVERAGED - 1) + took_ns) / STEPS_AVERAGED);
         let sampled = aboard.iter().filter(|(_, _, sampled)| *sampled).count();
         assert_eq!(
             sampled,
@@ -474,15 +487,22 @@ impl Dispatcher {
 
     /// Pages a prompt is expected to need in the end.
     fn pages_expected(&self, entry: &Entry) -> u32 {
-        let longest = entry.prompt.tokens_max;
-        let expected = if self.stats.prompts >= COMPLETIONS_TELLING {
-            (self.stats.generated_tokens / self.stats.prompts) as u32
-        } else {
-            (longest as f32 / self.config.oversubscription) as u32
-        };
+        let Prompt { tokens, tokens_max: longest, stop_ids, watched, .. } = &entry.prompt;
         let so_far = entry.generated.len() as u32;
         let outlived = so_far + so_far / OUTLIVED_PART + self.config.page_positions;
-        let generated = expected.max(outlived).min(longest);
-        pages_for(entry.prompt.tokens.len() as u32 + generated, self.config.page_positions)
+        let generated = match stop_ids.is_empty() && !watched {
+            true => *longest, // nothing can end it before
+            false => self.generated_expected(*longest).max(outlived).min(*longest),
+        };
+        pages_for(tokens.len() as u32 + generated, self.config.page_positions)
+    }
+
+    /// Tokens that a completion is expected to have: those generated so far, for each completion that ended. Tokens of
+    /// completions that go on count, else the first to end, which are short, would tell.
+    fn generated_expected(&self, longest: u32) -> u32 {
+        let at_first = (longest as f32 / self.config.oversubscription) as u64;
+        let DispatcherStats { sampled, prompts, .. } = self.stats;
+        let expected = (COMPLETIONS_ASSUMED * at_first + sampled) / (COMPLETIONS_ASSUMED + prompts);
+        u32::try_from(expected).unwrap_or(u32::MAX)
     }
 }

@@ -1,0 +1,105 @@
+//! Who is seated where, in virtual time: no more prompts than have room in the end, and none beside a GPU's own lane
+//! where that would not pay.
+
+use glinthawk_flight::Row;
+use glinthawk_protocol::virtual_time::{Costs, SimulatedCluster, VirtualRun, Wire, run};
+use glinthawk_protocol::{DispatcherConfig, LaneShape, Merge, Prompt, Stage};
+
+/// Every batch takes as long as reading weights. Attention on lanes beside the first takes `beside_ns`.
+struct Steady {
+    beside_ns: u64,
+    /// Rows that attended there in the first layer.
+    beside_rows: usize,
+}
+
+impl Costs for Steady {
+    fn tier1_ns(&mut self, _slice: usize, _stage: Stage, _rows: usize) -> u64 {
+        1000
+    }
+
+    fn tier2_ns(&mut self, _slice: usize, lane: u32, rows: &[Row]) -> u64 {
+        if lane == 0 {
+            return 100;
+        }
+        self.beside_rows += rows.len();
+        self.beside_ns
+    }
+
+    fn link_ns(&mut self, _link: Wire, _rows: usize) -> (u64, u64) {
+        (0, 10)
+    }
+}
+
+fn cluster(lane_pages: Vec<u32>, own_lane: Option<LaneShape>) -> SimulatedCluster {
+    SimulatedCluster {
+        slice_layers: vec![1],
+        tier1_rows_max: 1024,
+        works_max: 1,
+        dispatcher: DispatcherConfig {
+            flights: 1,
+            batch: 64,
+            own_lane,
+            chunk: 64,
+            lane_pages,
+            page_positions: 16,
+            context_max: 256,
+            oversubscription: 3.0,
+            merge: Merge::Ready,
+            run_ahead: false,
+            sharing: false,
+        },
+        deaths: Vec::new(),
+    }
+}
+
+/// Runs prompts of 16 tokens that may generate 112: eight pages in the end. `stop_ids` may end them before.
+fn check(
+    cluster: &SimulatedCluster,
+    prompts: usize,
+    stop_ids: &[u32],
+    costs: &mut Steady,
+) -> VirtualRun {
+    let prompt = |number: u32| Prompt {
+        tokens: vec![number % 97; 16],
+        tokens_max: 112,
+        stop_ids: stop_ids.to_vec(),
+        ..Prompt::default()
+    };
+    let prompts = (0..prompts as u32).map(|number| (0, prompt(number))).collect();
+    run(cluster, prompts, costs).expect("every prompt ends")
+}
+
+#[test]
+fn prompts_that_nothing_ends_are_not_seated_without_room() {
+    let costs = &mut Steady { beside_ns: 0, beside_rows: 0 };
+    let known = check(&cluster(vec![160], None), 100, &[], costs);
+    assert_eq!(known.stats.preemptions, 0);
+    assert_eq!(known.stats.pages_used_max, 160, "all pages are used");
+}
+
+#[test]
+fn those_that_go_on_tell_how_long_others_will() {
+    let costs = &mut Steady { beside_ns: 0, beside_rows: 0 };
+    // A token that is never generated could end them, so that a third is expected at first.
+    let run = check(&cluster(vec![160], None), 400, &[u32::MAX], costs);
+    let dropped = run.stats.preemptions;
+    assert!((1..40).contains(&dropped), "{dropped} were dropped, which the first crowd may be");
+}
+
+#[test]
+fn slower_lanes_take_prompts_where_that_pays() {
+    let own = Some(LaneShape { flights: 1, batch: 64 });
+    // Room for 20 prompts on lane 0 and for others beside it.
+    let beside = |room: u32, prompts, beside_ns| {
+        let mut costs = Steady { beside_ns, beside_rows: 0 };
+        check(&cluster(vec![160, 8 * room], own), prompts, &[], &mut costs);
+        costs.beside_rows
+    };
+    let all = 120 * 127;
+    assert!(beside(64, 120, 1000) > all / 3, "{} of {all}", beside(64, 120, 1000));
+    // It would not be through with what it begins: those of its first step are recalled.
+    assert!(beside(64, 120, 100_000) < all / 20, "{}", beside(64, 120, 100_000));
+    // It has room for fewer rows than lane 0 computes at a time.
+    assert_eq!(beside(16, 120, 1000), 0);
+    assert_eq!(beside(64, 20, 1000), 0, "all fit on lane 0");
+}
