@@ -113,11 +113,11 @@ fn check<'a>(case: &Case, context_type: &str, topologies: impl IntoIterator<Item
     }
 }
 
-/// Eight prompts that grow to eleven pages each: tight memory cannot hold them together.
+/// Eight prompts that grow to eleven pages each: tight memory cannot hold them together. They could stop before.
 fn long_requests() -> String {
     let line = |seed: u32| {
         format!(
-            "{{\"custom_id\":\"long-{seed}\",\"prompt\":\"once\",\"seed\":{seed},\"ignore_eos\":true,\"max_tokens\":170}}\n"
+            "{{\"custom_id\":\"long-{seed}\",\"prompt\":\"once\",\"seed\":{seed},\"ignore_eos\":true,\"stop\":\"~never~\",\"max_tokens\":170}}\n"
         )
     };
     (0..8).map(line).collect()

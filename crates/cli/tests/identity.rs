@@ -54,11 +54,11 @@ fn check(case: &Case, isa: Isa, max_context: &str, ample: &str, variants: &[Vari
     }
 }
 
-/// Four prompts that grow to six pages each: tight memory cannot hold them together.
+/// Four prompts that grow to six pages each: tight memory cannot hold them together. They could stop before.
 fn long_requests() -> String {
     let line = |seed: u32| {
         format!(
-            "{{\"custom_id\":\"long-{seed}\",\"prompt\":\"once\",\"seed\":{seed},\"ignore_eos\":true,\"max_tokens\":80}}\n"
+            "{{\"custom_id\":\"long-{seed}\",\"prompt\":\"once\",\"seed\":{seed},\"ignore_eos\":true,\"stop\":\"~never~\",\"max_tokens\":80}}\n"
         )
     };
     (0..4).map(line).collect()
