@@ -142,7 +142,7 @@ fn outputs_of_int8_contexts_are_identical_whatever_runs_beside_them() {
 const REAL_REQUESTS: &str = r#"
 {"custom_id":"chat","messages":[{"role":"user","content":"Name a colour."}],"seed":3,"logprobs":true,"top_logprobs":2,"max_tokens":6}
 {"custom_id":"stop","prompt":"One, two, three,","temperature":0,"stop":[" five"],"max_tokens":6}
-{"custom_id":"long","prompt":"There is a town by the sea where all of the boats come in and","temperature":0.9,"n":2,"frequency_penalty":0.5,"ignore_eos":true,"max_tokens":20}
+{"custom_id":"long","prompt":"There is a town by the sea where all of the boats come in and","temperature":0.9,"n":2,"frequency_penalty":0.5,"ignore_eos":true,"stop":"~never~","max_tokens":20}
 "#;
 
 fn real_case(requests: &str) -> Option<Case> {
