@@ -271,3 +271,60 @@ fn a_page_may_belong_to_several_prompts() {
         }
     }
 }
+
+#[test]
+fn prompts_that_begin_alike_attend_together() {
+    let base = Shape { heads: 6, kv_heads: 2, ..Shape::default() };
+    let narrow = Shape { head_dim: 80, heads: 20, ..base.clone() };
+    let windowed = Shape { window: Some(100), ..base.clone() };
+    let trunk = Prompt { seed: 0, pages: (0..130).rev().collect() };
+    // Prompts have this many of the trunk's pages, then four of their own. A split has 64 pages.
+    let cases: [&[usize]; 4] = [
+        &[70, 70, 70, 69, 68, 65, 64, 64, 63, 10, 10, 10, 4, 4, 3, 0],
+        &[70, 70, 71, 0, 10],
+        &[64, 67, 66],
+        &[130, 130, 129, 130],
+    ];
+    for shape in of_every_type(vec![base, narrow, windowed]) {
+        for (isa, threads) in fast_paths().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+            let [mut alone, mut together] = [1, threads].map(|threads| {
+                let mut context = shape.context(isa, threads, 200);
+                attend_in_chunks(&mut context, &shape, &trunk, 130 * 16, 300);
+                context
+            });
+            for shared in cases {
+                check_forks(&shape, &trunk, shared, &mut alone, &mut together);
+            }
+        }
+    }
+}
+
+/// Attends prompts that begin with so many of the trunk's pages row by row, and all at once: single rows, chunks, and
+/// single rows again.
+fn check_forks(
+    shape: &Shape,
+    trunk: &Prompt,
+    shared: &[usize],
+    alone: &mut CpuContext,
+    together: &mut CpuContext,
+) {
+    let fork = |(index, &count): (usize, &usize)| {
+        let own = (trunk.pages.len() + 4 * index) as u32;
+        let pages = trunk.pages[..count].iter().copied().chain(own..own + 4).collect();
+        Prompt { seed: 1 + index as u64, pages }
+    };
+    let prompts: Vec<Prompt> = shared.iter().enumerate().map(fork).collect();
+    for (from, chunk) in [(0, 1), (1, 20), (21, 1)] {
+        let rows_of = |(index, prompt): (usize, _)| {
+            let start = (shared[index] * 16) as u32 + from;
+            let count = if index % 4 == 0 { 1 } else { chunk };
+            (start..start + count).map(move |position| (prompt, position))
+        };
+        let rows: Vec<(&Prompt, u32)> = prompts.iter().enumerate().flat_map(rows_of).collect();
+        let found = attend(together, shape, &rows);
+        for (row, found) in rows.iter().zip(found) {
+            let expected = attend(alone, shape, &[*row]).remove(0);
+            assert!(found == expected, "{shared:?}: {} at {} of {shape:?}", row.0.seed, row.1);
+        }
+    }
+}

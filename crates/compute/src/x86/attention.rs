@@ -11,7 +11,7 @@ use super::for_each_isa;
 use super::int8;
 use super::pages::{After, BLOCK_PAGES, Fetcher, HeadPages, PAGE, STRETCH_PAGES};
 use super::simd::{SIMD_WIDTH, Simd};
-use super::softmax::{BlockRow, RunningSoftmax};
+use super::softmax::{self, BlockRow, RunningSoftmax};
 use super::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
 use super::vector::{DotRows, dot_rows};
 use crate::memory::Memory;
@@ -66,6 +66,11 @@ impl Workspace {
             totals: softmaxes().collect::<Result<_, _>>()?,
             tiles: None,
         })
+    }
+
+    /// Clears the parts of so many rows: they have seen nothing of a split yet.
+    pub(super) fn clear_parts(&mut self, rows: usize) {
+        softmax::clear(&mut self.parts, rows);
     }
 
     /// Configures the thread's tiles for this many rows.
@@ -148,8 +153,8 @@ for_each_isa! {
     fn store = store_simd(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize)
 }
 
-/// Attends the queries in `work` to the given pages, all of one split, into `work.parts`. `after` is
-/// what will be needed next.
+/// Attends the queries in `work` to the given pages, all of one split, and adds that to `work.parts`. `after` is what
+/// will be needed next.
 #[inline(always)]
 unsafe fn attend_simd<S: Simd>(
     queries: &Queries<'_>,
@@ -158,9 +163,6 @@ unsafe fn attend_simd<S: Simd>(
     after: After<'_>,
     work: &mut Workspace,
 ) {
-    for (tile, part) in work.parts[..queries.tile_count()].iter_mut().enumerate() {
-        part.clear((queries.rows - tile * TILE_ROWS).min(TILE_ROWS));
-    }
     if queries.tiles {
         // SAFETY: the context was made only after checking that the machine has the instruction
         // set.

@@ -2,10 +2,12 @@
 //! jobs and shared among threads. What a job does is in `batch`.
 
 mod batch;
+mod families;
+mod shared;
 
 use super::attention::{self, JOB_TILES, SPLIT_PAGES, Workspace};
 use super::pages::{After, PAGE};
-use super::softmax::RunningSoftmax;
+use super::softmax::{self, RunningSoftmax};
 use super::tiles::TILE_ROWS;
 use crate::memory::{Memory, SharedMut};
 use crate::tables::BoundRow;
@@ -13,6 +15,7 @@ use crate::{ComputeError, ContextSpec, ContextType, Isa, Threads};
 use batch::{Batch, split_pages};
 use glinthawk_flight::Buffer;
 use glinthawk_model::ModelConfig;
+use shared::SharedWork;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,6 +34,7 @@ pub(crate) struct X86Context {
     parts: Vec<RunningSoftmax>,
     /// Rows of the batch that follow each other in one slot.
     runs: Vec<Range<usize>>,
+    shared: Box<SharedWork>,
     jobs: Vec<Job>,
     /// Rows on one page, of runs that no job stores.
     segments: Vec<Range<usize>>,
@@ -103,6 +107,7 @@ impl X86Context {
             workspaces: workspaces?,
             parts: Vec::new(),
             runs: Vec::new(),
+            shared: Box::default(),
             jobs: Vec::new(),
             segments: Vec::new(),
             marked: Vec::new(),
@@ -126,7 +131,9 @@ impl X86Context {
         }
         let distinct = self.are_distinct(rows);
         let group = self.shape.group();
-        let job_pairs = self.job_tiles() * TILE_ROWS;
+        let run_tiles = |run: &Range<usize>| (run.len() * group).div_ceil(TILE_ROWS);
+        let tiles = self.runs.iter().map(run_tiles).sum::<usize>() * self.shape.config.kv_heads;
+        let job_pairs = job_tiles(tiles, self.threads.count()) * TILE_ROWS;
         for run in &self.runs {
             // Only a single row's own jobs use its keys and values. They are best written just
             // before, so that the page is in the cache.
@@ -159,14 +166,6 @@ impl X86Context {
             }
         }
         distinct
-    }
-
-    /// Tiles of a job: as many as may be, as long as every thread has a few jobs.
-    fn job_tiles(&self) -> usize {
-        let run_tiles = |run: &Range<usize>| (run.len() * self.shape.group()).div_ceil(TILE_ROWS);
-        let tiles = self.runs.iter().map(run_tiles).sum::<usize>() * self.shape.config.kv_heads;
-        let even = tiles / (JOBS_PER_THREAD * self.threads.count()) / 2 * 2;
-        even.clamp(2, JOB_TILES)
     }
 
     /// Whether all runs are of different slots.
@@ -215,6 +214,12 @@ impl X86Context {
         let long = rows.iter().any(|row| row.position as usize / PAGE >= SPLIT_PAGES);
         let splits = if few && long { self.plan_splits(rows).unwrap_or(0) } else { 0 };
         let shape = &self.shape;
+        self.shared.clear();
+        if splits == 0 && distinct && shape.config.sliding_window.is_none() {
+            // Without memory for it, every run attends alone.
+            let planned = self.shared.plan(shape, &self.runs, rows, self.threads.count());
+            planned.unwrap_or_else(|_| self.shared.clear());
+        }
         let layer_bytes = shape.page_bytes() * shape.pages;
         let batch = Batch {
             shape,
@@ -234,13 +239,20 @@ impl X86Context {
         }
         let team = Team { isa: shape.isa, threads: &self.threads };
         if splits == 0 {
+            batch.attend_shared(&team, &mut self.shared, &mut self.workspaces);
+            let shared = &self.shared;
             team.run(jobs.len(), &mut self.workspaces, |job, next, work| {
-                batch.attend_whole(&jobs[job], jobs.get(next), work);
+                batch.attend_whole(&jobs[job], jobs.get(next), shared, work);
             });
         } else {
             attend_split(&team, &batch, jobs, &mut self.parts, &mut self.workspaces);
         }
     }
+}
+
+/// Tiles of a job if there are so many in all: as many as may be, as long as every thread has a few jobs.
+fn job_tiles(tiles: usize, threads: usize) -> usize {
+    (tiles / (JOBS_PER_THREAD * threads) / 2 * 2).clamp(2, JOB_TILES)
 }
 
 /// How many of the first rows follow each other in one slot.
@@ -266,7 +278,8 @@ fn attend_split(
         let (job, split) = (&jobs[tasks[task].0], tasks[task].1);
         let queries = batch.shape.queries(batch.rows, job);
         let pages = split_pages(job.splits.start + split, &queries.range());
-        batch.load_queries(job, &mut work.queries);
+        batch.load_queries(batch.pairs(job), &mut work.queries);
+        work.clear_parts(job.pairs.len());
         // SAFETY: the instruction set is there, the pages are; no other task has these parts.
         unsafe {
             let head = batch.head_pages(job.kv_head);
@@ -279,9 +292,9 @@ fn attend_split(
     let totals = &mut workspaces[0].totals;
     for job in jobs {
         let parts = &parts[job.first_part..][..job.splits.len() * job.tiles()];
-        totals[..job.tiles()].iter_mut().for_each(|total| total.clear(TILE_ROWS));
+        softmax::clear(totals, job.pairs.len());
         for parts in parts.chunks_exact(job.tiles()) {
-            batch.combine(job, parts, totals);
+            softmax::combine_tiles(batch.shape.isa, job.pairs.len(), parts, totals);
         }
         batch.finish(job, totals);
     }

@@ -10,8 +10,8 @@ use super::int8::Scales;
 use super::pages::{BLOCK_PAGES, PAGE};
 use super::simd::{SIMD_WIDTH, Simd};
 use super::tiles::{RESULT_TILE, TILE, TILE_ROWS};
-use crate::ComputeError;
 use crate::memory::Memory;
+use crate::{ComputeError, Isa};
 use half::bf16;
 
 /// Stands for "no score yet": below any score, but finite, so that differences stay numbers.
@@ -91,6 +91,17 @@ impl RunningSoftmax {
         self.sums[..rows].fill([0.0; SIMD_WIDTH]);
         for values in self.values.chunks_exact_mut(RESULT_TILE) {
             values[..rows * SIMD_WIDTH].fill(0.0);
+        }
+    }
+
+    /// Takes over what another tile's row has seen.
+    pub(super) fn take_row(&mut self, row: usize, from: &Self, from_row: usize) {
+        self.bases[row] = from.bases[from_row];
+        self.sums[row] = from.sums[from_row];
+        let tiles = self.values.chunks_exact_mut(RESULT_TILE);
+        for (values, from) in tiles.zip(from.values.chunks_exact(RESULT_TILE)) {
+            values[row * SIMD_WIDTH..][..SIMD_WIDTH]
+                .copy_from_slice(&from[from_row * SIMD_WIDTH..][..SIMD_WIDTH]);
         }
     }
 
@@ -184,6 +195,26 @@ impl RunningSoftmax {
                 unsafe { S::load(values).multiply(S::splat(factor)).store(values) };
             }
         }
+    }
+}
+
+/// Clears the first `rows` rows of tiles.
+pub(super) fn clear(tiles: &mut [RunningSoftmax], rows: usize) {
+    for (tile, first) in tiles.iter_mut().zip((0..rows).step_by(TILE_ROWS)) {
+        tile.clear((rows - first).min(TILE_ROWS));
+    }
+}
+
+/// Adds a split's parts of `rows` rows to the totals, tile by tile.
+pub(super) fn combine_tiles(
+    isa: Isa,
+    rows: usize,
+    parts: &[RunningSoftmax],
+    totals: &mut [RunningSoftmax],
+) {
+    for ((part, total), first) in parts.iter().zip(totals).zip((0..rows).step_by(TILE_ROWS)) {
+        // SAFETY: the instruction set is there: whoever attends has checked it.
+        unsafe { combine(isa, (rows - first).min(TILE_ROWS), part, total) };
     }
 }
 

@@ -1,6 +1,7 @@
 //! One call's rows and what is done with them: storing keys and values, attending a tile.
 
-use super::{Job, Shape};
+use super::shared::{SharedJob, SharedWork};
+use super::{Job, Shape, Team};
 use crate::memory::SharedMut;
 use crate::tables::BoundRow;
 use crate::x86::attention::{self, Queries, SPLIT_PAGES, Workspace};
@@ -134,11 +135,15 @@ impl Batch<'_> {
         }
     }
 
-    /// Copies a job's queries into left-tile order.
-    pub(super) fn load_queries(&self, job: &Job, queries: &mut [bf16]) {
+    /// Copies the queries of some rows and query heads into left-tile order.
+    pub(super) fn load_queries(
+        &self,
+        pairs: impl Iterator<Item = (usize, usize)>,
+        queries: &mut [bf16],
+    ) {
         let config = &self.shape.config;
         let steps = config.head_dim.div_ceil(STEP);
-        for (index, (row, head)) in self.pairs(job).enumerate() {
+        for (index, (row, head)) in pairs.enumerate() {
             let start = row * config.qkv_width() + head * config.head_dim;
             let into = &mut queries[index / TILE_ROWS * steps * TILE + index % TILE_ROWS * STEP..];
             for (step, values) in self.qkv[start..][..config.head_dim].chunks(STEP).enumerate() {
@@ -148,66 +153,137 @@ impl Batch<'_> {
     }
 
     /// A job's rows and query heads, in order.
-    fn pairs(&self, job: &Job) -> impl Iterator<Item = (usize, usize)> {
+    pub(super) fn pairs(&self, job: &Job) -> impl Iterator<Item = (usize, usize)> {
         let (row, group) = (job.row, self.shape.group());
         let first = job.kv_head * group;
         job.pairs.clone().map(move |pair| (row + pair / group, first + pair % group))
     }
 
-    /// Attends a whole job, split after split. `next` is the job that this thread will do
-    /// afterwards.
-    pub(super) fn attend_whole(&self, job: &Job, next: Option<&Job>, work: &mut Workspace) {
+    /// Attends every family to the pages that its rows share.
+    pub(super) fn attend_shared(
+        &self,
+        team: &Team<'_>,
+        shared: &mut SharedWork,
+        workspaces: &mut [Workspace],
+    ) {
+        let SharedWork { jobs, rows, parts, totals, .. } = shared;
+        if jobs.is_empty() {
+            return;
+        }
+        let (parts, totals) = (SharedMut::new(parts), SharedMut::new(totals));
+        let pages = |job: &SharedJob| &self.rows[rows[job.row]].pages[..job.pages];
+        team.run(jobs.len(), workspaces, |index, next, work| {
+            let job = &jobs[index];
+            let next = jobs.get(next);
+            let after = After {
+                head: self.head_pages(next.unwrap_or(job).kv_head),
+                pages: next.map_or(&[], pages),
+                written: None,
+            };
+            self.attend_shared_job(job, rows, after, work);
+            let tiles = job.pairs.len().div_ceil(TILE_ROWS);
+            // SAFETY: no other job has these tiles.
+            unsafe {
+                work.parts[..tiles].swap_with_slice(parts.part(job.first_tile, tiles));
+                if job.pages >= SPLIT_PAGES {
+                    work.totals[..tiles].swap_with_slice(totals.part(job.first_tile, tiles));
+                }
+            }
+        });
+    }
+
+    /// Attends a job split by split. Whole splits are added to the totals; what is left stays in the parts.
+    fn attend_shared_job(
+        &self,
+        job: &SharedJob,
+        rows: &[usize],
+        after: After<'_>,
+        work: &mut Workspace,
+    ) {
+        let (isa, group) = (self.shape.isa, self.shape.group());
+        // Every pair sees all of these pages.
+        let queries = Queries {
+            pages: &self.rows[rows[job.row]].pages[..job.pages],
+            position: (job.pages * PAGE - 1) as u32,
+            head: 0,
+            heads: u32::MAX,
+            window: u32::MAX,
+            rows: job.pairs.len(),
+            tiles: isa == Isa::Amx,
+        };
+        let head = self.head_pages(job.kv_head);
+        let pair = |pair: usize| (rows[job.row + pair / group], job.kv_head * group + pair % group);
+        self.load_queries(job.pairs.clone().map(pair), &mut work.queries);
+        softmax::clear(&mut work.totals, job.pairs.len());
+        for split in 0..job.pages.div_ceil(SPLIT_PAGES) {
+            let range = split_pages(split, &(0..job.pages));
+            let after = match &queries.pages[range.end..] {
+                [] => after,
+                left => After { head, pages: left, written: None },
+            };
+            work.clear_parts(job.pairs.len());
+            // SAFETY: the instruction set is there, and `check` saw that the pages are.
+            unsafe { attention::attend(isa, &queries, head, &range, after, work) };
+            if range.len() == SPLIT_PAGES {
+                softmax::combine_tiles(isa, job.pairs.len(), &work.parts, &mut work.totals);
+            }
+        }
+    }
+
+    /// Attends a whole job, split after split, from where its family has left off. `next` is the job that this thread
+    /// will do afterwards.
+    pub(super) fn attend_whole(
+        &self,
+        job: &Job,
+        next: Option<&Job>,
+        shared: &SharedWork,
+        work: &mut Workspace,
+    ) {
         let isa = self.shape.isa;
         if job.stores {
             self.store_in_order(job.row, job.kv_head);
         }
         let queries = self.shape.queries(self.rows, job);
         let head = self.head_pages(job.kv_head);
-        let pages = queries.range();
-        self.load_queries(job, &mut work.queries);
-        let splits = pages.start / SPLIT_PAGES..pages.end.div_ceil(SPLIT_PAGES);
-        if splits.len() > 1 {
-            work.totals[..job.tiles()].iter_mut().for_each(|total| total.clear(TILE_ROWS));
+        let mut pages = queries.range();
+        let several = pages.end.div_ceil(SPLIT_PAGES) - pages.start / SPLIT_PAGES > 1;
+        self.load_queries(self.pairs(job), &mut work.queries);
+        work.clear_parts(job.pairs.len());
+        if several {
+            softmax::clear(&mut work.totals, job.pairs.len());
+        }
+        if let Some(inherited) = shared.inherited(job.row) {
+            shared.hand_over(inherited, job.kv_head, job.pairs.clone(), work);
+            pages.start = inherited.pages;
         }
         let nothing = After { head, pages: &[], written: None };
-        let next = next.map_or(nothing, |next| self.wanted_by(next));
-        for split in splits.clone() {
+        let next = next.map_or(nothing, |next| self.wanted_by(next, shared));
+        for split in pages.start / SPLIT_PAGES..pages.end.div_ceil(SPLIT_PAGES) {
             let range = split_pages(split, &pages);
-            let after = if split + 1 < splits.end {
-                After { pages: &queries.pages[range.end..], ..nothing }
-            } else {
-                next
+            if split > pages.start / SPLIT_PAGES {
+                work.clear_parts(job.pairs.len());
+            }
+            let after = match &queries.pages[range.end..pages.end] {
+                [] => next,
+                left => After { pages: left, ..nothing },
             };
             // SAFETY: the instruction set is there, and `check` saw that the pages are.
             unsafe { attention::attend(isa, &queries, head, &range, after, work) };
-            if splits.len() > 1 {
-                self.combine(job, &work.parts[..job.tiles()], &mut work.totals);
+            if several {
+                softmax::combine_tiles(isa, job.pairs.len(), &work.parts, &mut work.totals);
             }
         }
-        self.finish(job, if splits.len() > 1 { &work.totals } else { &work.parts });
+        self.finish(job, if several { &work.totals } else { &work.parts });
     }
 
     /// The pages that a job needs first.
-    fn wanted_by(&self, job: &Job) -> After<'_> {
+    fn wanted_by(&self, job: &Job, shared: &SharedWork) -> After<'_> {
         let row = job.row + job.pairs.start / self.shape.group();
         let BoundRow { position, pages, .. } = self.rows[row];
-        let first = position.saturating_sub(self.shape.window() - 1) as usize / PAGE;
+        let seen = position.saturating_sub(self.shape.window() - 1) as usize / PAGE;
+        let first = shared.inherited(job.row).map_or(seen, |inherited| inherited.pages);
         let written = job.stores.then(|| pages[position as usize / PAGE]);
         After { head: self.head_pages(job.kv_head), pages: &pages[first..], written }
-    }
-
-    /// Adds a split's parts to the totals, tile by tile.
-    pub(super) fn combine(
-        &self,
-        job: &Job,
-        parts: &[RunningSoftmax],
-        totals: &mut [RunningSoftmax],
-    ) {
-        for (tile, (part, total)) in parts.iter().zip(totals).enumerate() {
-            let rows = (job.pairs.len() - tile * TILE_ROWS).min(TILE_ROWS);
-            // SAFETY: the instruction set is there.
-            unsafe { softmax::combine(self.shape.isa, rows, part, total) };
-        }
     }
 
     /// Writes a job's attention output.
