@@ -11,6 +11,7 @@ mod activations;
 mod attention;
 mod backend;
 mod bench;
+mod choice;
 mod device;
 mod kept;
 mod layers;

@@ -1,6 +1,7 @@
 //! A GPU's whole steps: agreement with the oracle, and bits that depend on a prompt alone. Without a GPU these tests
 //! say so and pass; `scripts/gpu` runs them where there is one.
 
+mod failures;
 mod picks;
 
 use super::assert_close;

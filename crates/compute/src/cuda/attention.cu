@@ -361,6 +361,7 @@ extern "C" __global__ void __launch_bounds__(WARP)
     Unit unit = units[blockIdx.x / KV_HEADS];
     int kv_head = blockIdx.x % KV_HEADS;
     Context context = context_of(unit, pages, tables, table_width, kv_head);
+    await_earlier();
     int ahead = 0; // slots fetched or left out
     auto fetch_next = [&](bf16* slot) {
         int key = context.begin + ahead / 2 * BLOCK;
@@ -410,6 +411,7 @@ struct Combined {
 extern "C" __global__ void __launch_bounds__(COMBINE_WARPS* WARP)
     combine(const Combined* tiles, const float* partial_out, const float2* partial_sums, bf16* attended) {
     Combined tile = tiles[blockIdx.x];
+    await_earlier();
     int kv_head = blockIdx.y, pairs = tile.rows * GROUP;
     for (int pair = threadIdx.x / WARP; pair < pairs; pair += COMBINE_WARPS)
         for (int dim = threadIdx.x % WARP * 4; dim < HEAD_DIM; dim += WARP * 4) {

@@ -1,6 +1,7 @@
 //! Times a layer without its attention, and its products one by one beside the fastest algorithms that the library has
 //! for them. For `bench kernels`.
 
+use super::choice::{self, in_turns};
 use super::device::CudaDevice;
 use super::layers::Layers;
 use super::module::Module;
@@ -8,22 +9,18 @@ use super::product::{Operands, Shape};
 use super::weights::{address, allocate};
 use crate::source::SliceSpec;
 use crate::{ComputeError, Threads};
-use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
 use cudarc::driver::CudaSlice;
 use glinthawk_flight::Row;
 use glinthawk_model::Model;
 use half::bf16;
 use std::sync::Arc;
 
-/// Layers that are computed in turn: more weights than any cache holds.
-const LAYERS_TIMED: usize = 3;
+/// Layers that are computed in turn: of each product, more weights than any cache holds.
+const LAYERS_TIMED: usize = 8;
 /// Algorithms that the library is asked for.
 const PROPOSALS: usize = 64;
-/// Those of them that are timed more than once.
-const FINALISTS: usize = 4;
-/// Passes over the layers in one timing; the fastest timing counts.
-const PASSES: usize = 4;
-const TIMINGS: usize = 5;
+/// Timings of the layer and of each product, in turns.
+const ROUNDS: usize = 9;
 
 /// The names of a layer's products.
 pub const PRODUCTS: [&str; 4] = ["q/k/v", "output", "gate and up", "down"];
@@ -72,16 +69,10 @@ impl LayerBench {
         let layers = Layers::load(device, &module, model, &spec, context_max, threads, quiet)?;
         let rows = (0..rows_max).flat_map(|row| [0, (row % context_max) as u32, 0, 0]);
         let rows: Vec<u32> = rows.collect();
-        // Numbers of a usual size: zeros are multiplied with less power, so faster.
-        let noise =
-            |at: usize| (at.wrapping_mul(2_654_435_761) >> 8 & 0xffff) as f32 / 32768.0 - 1.0;
-        let residual: Vec<f32> = (0..rows_max * config.hidden).map(noise).collect();
-        let attended = (0..rows_max * config.query_width()).map(|at| bf16::from_f32(noise(at)));
-        let attended: Vec<bf16> = attended.collect();
-        let failed = || device.failed("copy activations to it");
+        let failed = || device.failed("describe rows to it");
         let mut bench = Self {
-            residual: device.stream.clone_htod(&residual).map_err(failed())?,
-            attended: device.stream.clone_htod(&attended).map_err(failed())?,
+            residual: allocate(device, "the residual", rows_max * config.hidden)?,
+            attended: allocate(device, "activations", rows_max * config.query_width())?,
             rotated: allocate(device, "activations", rows_max * config.qkv_width())?,
             rows: device.stream.clone_htod(&rows).map_err(failed())?,
             device: device.clone(),
@@ -96,80 +87,44 @@ impl LayerBench {
         (address(&self.residual, &self.device), address(&self.attended, &self.device))
     }
 
-    fn layer_count(&self) -> usize {
-        LAYERS_TIMED.min(self.layers.config.layers)
-    }
-
     /// Times a layer of `rows` rows.
     pub fn time(&mut self, rows: usize) -> Result<LayerTiming, ComputeError> {
         let (residual, attended) = self.places();
         let described = address(&self.rows, &self.device);
         let rotated = address(&self.rotated, &self.device);
         debug_assert!(rows * size_of::<Row>() <= self.rows.len() * size_of::<u32>());
-        let layer = self.fastest_of(TIMINGS, &mut |bench, layer| {
-            bench.layers.project(layer, rows, residual)?;
-            bench.layers.rotate(layer, described, (0, rows), rotated, 0)?;
-            bench.layers.feed_forward(layer, rows, attended, residual)
-        })?;
-        let (mut products, mut fastest) = ([0.0; 4], [0.0; 4]);
+        let count = LAYERS_TIMED.min(self.layers.config.layers);
+        let operands: Vec<[(Shape, Operands); 4]> =
+            (0..count).map(|layer| self.layers.layer_products(layer, attended, residual)).collect();
+        // Of each product its own algorithm, then the fastest.
+        let mut timed = Vec::new();
         for number in 0..PRODUCTS.len() {
-            let (shape, _) = self.layers.layer_products(0, attended, residual)[number];
-            let chosen = self.layers.products.chosen(shape, rows);
-            let mut others = Vec::new();
-            for algorithm in self.layers.products.candidates(shape, rows, PROPOSALS)? {
-                // Some that are proposed cannot be run after all.
-                if let Ok(seconds) = self.time_product(number, rows, &algorithm, 1) {
-                    others.push((seconds, algorithm));
+            let shape = operands[0][number].0;
+            let layers: Vec<Operands> = operands.iter().map(|all| all[number].1).collect();
+            timed.push((number, self.layers.products.chosen(shape, rows)));
+            let products = &mut self.layers.products;
+            timed.push((number, choice::fastest(products, shape, rows, &layers, PROPOSALS)?));
+        }
+        let layers = &mut self.layers;
+        let mut seconds = in_turns(&self.device, timed.len() + 1, ROUNDS, &mut |turn| {
+            (0..count).try_for_each(|layer| {
+                if let Some((number, algorithm)) = timed.get(turn) {
+                    let (shape, operands) = operands[layer][*number];
+                    return layers.products.run(shape, rows, operands, algorithm);
                 }
-            }
-            others.sort_by(|one, other| one.0.total_cmp(&other.0));
-            fastest[number] = f64::INFINITY;
-            for (_, algorithm) in others.iter().take(FINALISTS) {
-                let seconds = self.time_product(number, rows, algorithm, TIMINGS)?;
-                fastest[number] = fastest[number].min(seconds);
-            }
-            products[number] = self.time_product(number, rows, &chosen, TIMINGS)?;
-        }
-        Ok(LayerTiming { layer, products, fastest })
-    }
-
-    fn time_product(
-        &mut self,
-        number: usize,
-        rows: usize,
-        algorithm: &cublasLtMatmulAlgo_t,
-        timings: usize,
-    ) -> Result<f64, ComputeError> {
-        let (residual, attended) = self.places();
-        self.fastest_of(timings, &mut |bench, layer| {
-            let all: [(Shape, Operands); 4] =
-                bench.layers.layer_products(layer, attended, residual);
-            let (shape, operands) = all[number];
-            bench.layers.products.run(shape, rows, operands, algorithm)
-        })
-    }
-
-    /// Seconds of one layer's work, once the device is warm.
-    fn fastest_of(
-        &mut self,
-        timings: usize,
-        work: &mut dyn FnMut(&mut Self, usize) -> Result<(), ComputeError>,
-    ) -> Result<f64, ComputeError> {
-        let (start, end) = (self.device.event()?, self.device.event()?);
-        let device = self.device.clone();
-        let failed = || device.failed("time its kernels");
-        let layers = self.layer_count();
-        work(self, 0)?;
-        let mut fastest = f64::INFINITY;
-        for _ in 0..timings {
-            start.record(&device.stream).map_err(failed())?;
-            for turn in 0..PASSES * layers {
-                work(self, turn % layers)?;
-            }
-            end.record(&device.stream).map_err(failed())?;
-            let elapsed_ms = start.elapsed_ms(&end).map_err(failed())?;
-            fastest = fastest.min(f64::from(elapsed_ms) / 1000.0 / (PASSES * layers) as f64);
-        }
-        Ok(fastest)
+                layers.project(layer, rows, residual)?;
+                layers.rotate(layer, described, (0, rows), rotated, 0)?;
+                layers.feed_forward(layer, rows, attended, residual)
+            })
+        })?;
+        seconds.iter_mut().for_each(|seconds| *seconds /= count as f64);
+        let products = std::array::from_fn(|number| seconds[2 * number]);
+        // What was found fastest may prove slower than the chosen one; and both may be one algorithm.
+        let fastest = |number: usize| match timed[2 * number] == timed[2 * number + 1] {
+            true => seconds[2 * number],
+            false => seconds[2 * number].min(seconds[2 * number + 1]),
+        };
+        let layer = seconds[timed.len()];
+        Ok(LayerTiming { layer, products, fastest: std::array::from_fn(fastest) })
     }
 }

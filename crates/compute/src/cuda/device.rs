@@ -2,7 +2,7 @@
 
 use super::text::KERNEL_REVISION;
 use crate::ComputeError;
-use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
+use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 use std::sync::Arc;
 
@@ -10,6 +10,11 @@ use std::sync::Arc;
 const CAPABILITY_MIN: (i32, i32) = (7, 5);
 /// The first with bf16 in its matrix units.
 const CAPABILITY_BF16: (i32, i32) = (8, 0);
+/// The first whose kernels can wait for those before them by themselves.
+const CAPABILITY_EARLY: (i32, i32) = (9, 0);
+
+/// Has the driver wait for every kernel that it is given.
+const BLOCKING: &str = "CUDA_LAUNCH_BLOCKING";
 
 /// The numbers of 16 bits that a device multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,10 +103,29 @@ fn unusable(device: &str, error: DriverError) -> ComputeError {
     }
 }
 
-/// A driver's error in words.
+/// A driver's error in words. The device works by itself: what a kernel did wrong is noticed later, by whoever asks next.
 fn words(error: DriverError) -> String {
+    use CUresult as Code;
     let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
-    text.unwrap_or_else(|_| format!("{error:?}"))
+    let text = text.unwrap_or_else(|_| format!("{error:?}"));
+    let by_a_kernel = matches!(
+        error.0,
+        Code::CUDA_ERROR_ILLEGAL_ADDRESS
+            | Code::CUDA_ERROR_MISALIGNED_ADDRESS
+            | Code::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | Code::CUDA_ERROR_INVALID_PC
+            | Code::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | Code::CUDA_ERROR_LAUNCH_FAILED
+            | Code::CUDA_ERROR_LAUNCH_TIMEOUT
+            | Code::CUDA_ERROR_ECC_UNCORRECTABLE
+    );
+    if by_a_kernel && std::env::var_os(BLOCKING).is_none() {
+        return format!(
+            "{text} (in this or a kernel before it; with {BLOCKING}=1 the error names it)"
+        );
+    }
+    text
 }
 
 /// A GPU in use: its context and the one stream that all kernels go through, in order.
@@ -204,6 +228,11 @@ impl CudaDevice {
         let copied =
             unsafe { result::memcpy_dtod_async(to, from, len_bytes, self.stream.cu_stream()) };
         copied.map_err(failed())
+    }
+
+    /// Whether a kernel can begin before the one before it has ended.
+    pub(super) fn begins_early(&self) -> bool {
+        self.capability >= CAPABILITY_EARLY
     }
 
     /// Whether four warps can multiply together: compute capability 9.0 and no other.

@@ -1,8 +1,9 @@
 //! The part of a step that touches weights, for a slice of a model: embedding, what is before and after attention in
 //! each layer, logits.
 
+use super::choice;
 use super::device::CudaDevice;
-use super::module::{Arg, Module, ROTATE_HEADS};
+use super::module::{ACTIVATE_VALUES, Arg, Module, ROTATE_HEADS};
 use super::product::{Into, Operands, Products, Shape};
 use super::weights::{Layer, Weights, address, allocate, upload};
 use crate::rope::Rope;
@@ -158,9 +159,9 @@ impl Layers {
         self.norm(residual, 0, &weights.feed_forward_norm, count)?;
         let matrix = operands(self.at(&weights.gate_up), normed, wide);
         self.products.multiply(gate_up, count, matrix)?;
-        let columns = self.config.feed_forward.div_ceil(8 * 256) as u32;
-        let (grid, args) = ((columns, count as u32, 1), [wide, activated].map(Arg::Address));
-        self.module.launch(&self.module.activate, grid, &args)?;
+        let blocks = (count * self.config.feed_forward).div_ceil(ACTIVATE_VALUES) as u32;
+        let args = [Arg::Address(wide), Arg::Address(activated), Arg::Number(count as u32)];
+        self.module.launch(&self.module.activate, (blocks, 1, 1), &args)?;
         let matrix = operands(self.at(&weights.down), activated, residual);
         self.products.multiply(down, count, matrix)
     }
@@ -183,7 +184,7 @@ impl Layers {
         self.products.multiply(classifier(&self.config), count, operands)
     }
 
-    /// Chooses the products' algorithms for up to `rows` rows, on buffers that hold nothing yet. Without logits the
+    /// Chooses the products' algorithms for up to `rows` rows, on buffers that nothing uses yet. Without logits the
     /// slice does not classify.
     pub(super) fn tune(
         &mut self,
@@ -192,13 +193,26 @@ impl Layers {
         residual: u64,
         logits: Option<u64>,
     ) -> Result<(), ComputeError> {
-        for (shape, operands) in self.layer_products(0, attended, residual) {
-            self.products.tune(shape, rows, operands)?;
+        let ModelConfig { hidden, feed_forward, .. } = self.config;
+        let (normed, activated) = (self.at(&self.normed), self.at(&self.activated));
+        let inputs =
+            [(attended, self.config.query_width()), (normed, hidden), (activated, feed_forward)];
+        for (at, width) in inputs {
+            fill_with_noise(&self.device, at, rows * width)?;
+        }
+        let layers = 0..self.weights.layers.len();
+        let layers: Vec<[(Shape, Operands); 4]> =
+            layers.map(|layer| self.layer_products(layer, attended, residual)).collect();
+        for (number, shape) in shapes(&self.config).into_iter().enumerate() {
+            let operands: Vec<Operands> =
+                layers.iter().map(|products| products[number].1).collect();
+            choice::tune(&mut self.products, shape, rows, &operands)?;
         }
         if let Some(outputs) = logits {
             let (shape, rows) = (classifier(&self.config), rows.min(LOGIT_ROWS));
-            let (weights, inputs) = (self.at(self.weights.classifying()), self.at(&self.normed));
-            self.products.tune(shape, rows, Operands { weights, inputs, outputs })?;
+            let weights = self.at(self.weights.classifying());
+            let operands = Operands { weights, inputs: normed, outputs };
+            choice::tune(&mut self.products, shape, rows, &[operands])?;
         }
         Ok(())
     }
@@ -234,6 +248,19 @@ fn shapes(config: &ModelConfig) -> [Shape; 4] {
         shape(2 * feed_forward, hidden, Into::Half),
         shape(hidden, feed_forward, Into::AddF32),
     ]
+}
+
+/// Fills values with numbers of a usual size: zeros are multiplied with less power, so faster.
+fn fill_with_noise(device: &CudaDevice, at: u64, values: usize) -> Result<(), ComputeError> {
+    const BLOCK: usize = 1 << 20;
+    let noise = |at: usize| (at.wrapping_mul(2_654_435_761) >> 8 & 0xffff) as f32 / 32768.0 - 1.0;
+    let block: Vec<bf16> = (0..values.min(BLOCK)).map(|at| bf16::from_f32(noise(at))).collect();
+    let block = device.stream.clone_htod(&block).map_err(device.failed("copy noise to it"))?;
+    for start in (0..values).step_by(BLOCK) {
+        let bytes = size_of::<bf16>() * (values - start).min(BLOCK);
+        device.copy(at + (start * size_of::<bf16>()) as u64, address(&block, device), bytes)?;
+    }
+    Ok(())
 }
 
 fn classifier(config: &ModelConfig) -> Shape {

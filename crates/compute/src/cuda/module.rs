@@ -4,10 +4,12 @@ use super::device::{CudaDevice, Half};
 use super::kept::Entry;
 use super::text;
 use crate::ComputeError;
-use cudarc::driver::sys::CUfunction_attribute;
-use cudarc::driver::{CudaFunction, CudaModule, LaunchConfig, PushKernelArg};
+use cudarc::driver::sys::{self, CUfunction_attribute};
+use cudarc::driver::{CudaFunction, CudaModule};
 use cudarc::nvrtc::Ptx;
 use glinthawk_model::ModelConfig;
+use std::ffi::c_void;
+use std::ptr;
 use std::sync::Arc;
 
 /// Bytes that the keys, or the values, of 64 positions take in shared memory for every 64 dimensions; as in attention.cu.
@@ -31,8 +33,15 @@ const SAMPLE_THREADS: u32 = 1024;
 const COMBINE_THREADS: u32 = 256;
 /// Threads that keep a token each.
 pub(super) const KEEP_THREADS: u32 = 256;
-/// Heads that a block of `rotate` handles at a time.
-pub(super) const ROTATE_HEADS: usize = (ROTATE_THREADS / WARP) as usize;
+/// Heads that a block of `rotate` handles at a time: each warp four.
+pub(super) const ROTATE_HEADS: usize = 4 * (ROTATE_THREADS / WARP) as usize;
+const ACTIVATE_THREADS: u32 = 256;
+/// Values that a block of `activate` handles: each thread two times eight.
+pub(super) const ACTIVATE_VALUES: usize = 2 * 8 * ACTIVATE_THREADS as usize;
+
+/// Kernels that begin before the one before them has ended, where the device can: their texts wait for it
+/// (`await_earlier`) once they have read what was there before the layer.
+const EARLY: [&str; 5] = ["norm_rows", "rotate", "activate", "attend_few", "combine"];
 
 /// A kernel, how many threads a block of it has, and how much shared memory it asks for.
 pub(super) struct Kernel {
@@ -40,6 +49,8 @@ pub(super) struct Kernel {
     name: &'static str,
     threads: u32,
     shared_bytes: u32,
+    /// Whether it may begin before the kernel before it has ended.
+    early: bool,
 }
 
 /// An argument of a kernel.
@@ -150,7 +161,7 @@ impl Module {
             norm_rows: kernel("norm_rows", NORM_THREADS, 0)?,
             rotate: kernel("rotate", ROTATE_THREADS, 0)?,
             append: kernel("append", 256, 0)?,
-            activate: kernel("activate", 256, 0)?,
+            activate: kernel("activate", ACTIVATE_THREADS, 0)?,
             argmax: kernel("argmax", ARGMAX_THREADS, 0)?,
             sample: kernel("sample", SAMPLE_THREADS, 0)?,
             report: kernel("report", SAMPLE_THREADS, 0)?,
@@ -177,23 +188,44 @@ impl Module {
         if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 {
             return Ok(());
         }
-        let config = LaunchConfig {
-            grid_dim: grid,
-            block_dim: (kernel.threads, 1, 1),
-            shared_mem_bytes: kernel.shared_bytes,
+        let mut pointers: Vec<*mut c_void> = args.iter().map(Arg::pointer).collect();
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        let mut builder = self.device.stream.launch_builder(&kernel.function);
-        for arg in args {
-            match arg {
-                Arg::Address(address) => builder.arg(address),
-                Arg::Number(number) => builder.arg(number),
-            };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.0,
+            gridDimY: grid.1,
+            gridDimZ: grid.2,
+            blockDimX: kernel.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: kernel.shared_bytes,
+            hStream: self.device.stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: kernel.early.into(),
+        };
+        let function = kernel.function.cu_function();
+        let launched = self.device.context.bind_to_thread().and_then(|()| {
+            // SAFETY: callers pass what the kernel's text declares, with addresses of buffers that hold at least what
+            // the grid reaches, and that live as long as the stream's work. The driver copies all of it.
+            unsafe {
+                sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), ptr::null_mut())
+                    .result()
+            }
+        });
+        launched.map_err(self.device.failed(&format!("run {} over {grid:?}", kernel.name)))
+    }
+}
+
+impl Arg {
+    /// Where its value is; the driver only reads it.
+    fn pointer(&self) -> *mut c_void {
+        match self {
+            Self::Address(address) => ptr::from_ref(address).cast_mut().cast(),
+            Self::Number(number) => ptr::from_ref(number).cast_mut().cast(),
         }
-        // SAFETY: callers pass what the kernel's text declares, with addresses of buffers that hold at least what the
-        // grid reaches, and that live as long as the stream's work.
-        let launched = unsafe { builder.launch(config) };
-        launched.map_err(self.device.failed(&format!("run {} over {grid:?}", kernel.name)))?;
-        Ok(())
     }
 }
 
@@ -210,7 +242,8 @@ impl Kernel {
         let function = module.load_function(name).map_err(failed())?;
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         function.set_attribute(attribute, shared_bytes as i32).map_err(failed())?;
-        Ok(Self { function, name, threads, shared_bytes })
+        let early = device.begins_early() && EARLY.contains(&name);
+        Ok(Self { function, name, threads, shared_bytes, early })
     }
 }
 

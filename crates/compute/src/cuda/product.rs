@@ -2,37 +2,31 @@
 //! the device has no bf16), f32 sums.
 //!
 //! **Bits.** Algorithms with split-K cut a sum by the number of rows; they are left out. All others that the library
-//! offers gave the same bits as each other wherever it was measured, so each number of rows takes the fastest.
+//! offers gave the same bits as each other wherever it was measured, so each number of rows takes the fastest
+//! (`choice.rs`).
 
 use super::device::{CudaDevice, Half};
-use super::kept::Entry;
 use crate::ComputeError;
 use cudarc::cublaslt::result as lt;
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::CudaSlice;
+use half::bf16;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
 
 /// Memory that an algorithm may use.
 const WORKSPACE_BYTES: usize = 64 << 20;
-/// Algorithms that are timed for a shape and a number of rows.
-const CANDIDATES: usize = 16;
-/// The fastest of them, which are timed again.
-const FINALISTS: usize = 4;
-/// Timed runs of each finalist; the fastest counts.
-const RUNS: usize = 4;
-
 /// The library's name for a transposed operand, `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
 
-/// Bytes of an algorithm, which the library lets be kept for the same version of it.
-const ALGORITHM_BYTES: usize = size_of::<sys::cublasLtMatmulAlgo_t>();
+/// One of the library's ways to multiply.
+pub(super) use sys::cublasLtMatmulAlgo_t as Algorithm;
 
 /// Room for an algorithm that the library proposes.
 const NOTHING_FOUND: sys::cublasLtMatmulHeuristicResult_t = sys::cublasLtMatmulHeuristicResult_t {
-    algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+    algo: Algorithm { data: [0; 8] },
     workspaceSize: 0,
     state: sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
     wavesCount: 0.0,
@@ -58,6 +52,12 @@ pub(super) struct Shape {
     pub(super) into: Into,
 }
 
+impl Shape {
+    pub(super) fn weight_bytes(&self) -> usize {
+        self.outputs * self.inputs * size_of::<bf16>()
+    }
+}
+
 /// Addresses on the device of a product's three matrices.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
@@ -68,12 +68,12 @@ pub(super) struct Operands {
 
 /// The library, its workspace, and what was found best.
 pub(super) struct Products {
-    device: CudaDevice,
+    pub(super) device: CudaDevice,
     handle: sys::cublasLtHandle_t,
     workspace: CudaSlice<u8>,
     workspace_address: u64,
     /// By shape and number of rows, rounded up to a step.
-    algorithms: HashMap<(Shape, usize), sys::cublasLtMatmulAlgo_t>,
+    algorithms: HashMap<(Shape, usize), Algorithm>,
     plans: HashMap<(Shape, usize), Plan>,
 }
 
@@ -107,49 +107,16 @@ impl Products {
         })
     }
 
-    /// Finds the fastest algorithm for up to `rows_max` rows by timing them on these operands.
-    pub(super) fn tune(
-        &mut self,
-        shape: Shape,
-        rows_max: usize,
-        operands: Operands,
-    ) -> Result<(), ComputeError> {
-        let entry = self.entry(shape, rows_max)?;
-        let steps: Vec<usize> = steps_up_to(rows_max).collect();
-        let kept = entry.read().map(|kept| -> Vec<sys::cublasLtMatmulAlgo_t> {
-            kept.chunks_exact(ALGORITHM_BYTES).map(read_algorithm).collect()
-        });
-        let usable = |kept: &Vec<_>| kept.len() == steps.len() && !kept.iter().any(splits);
-        let algorithms = match kept.filter(usable) {
-            Some(kept) => kept,
-            None => {
-                let fastest = steps.iter().map(|&rows| self.fastest(shape, rows, operands));
-                let fastest = fastest.collect::<Result<Vec<_>, _>>()?;
-                let bytes = fastest.iter().flat_map(|algorithm| algorithm.data);
-                entry.write(&bytes.flat_map(u64::to_le_bytes).collect::<Vec<u8>>());
-                fastest
-            }
-        };
-        for (rows, algorithm) in steps.into_iter().zip(algorithms) {
-            self.algorithms.insert((shape, step_of(rows)), algorithm);
-        }
-        Ok(())
-    }
-
-    /// Where the choice for a shape is kept: by everything that it depends on.
-    fn entry(&self, shape: Shape, rows_max: usize) -> Result<Entry, ComputeError> {
+    /// The library's version, and what it is given.
+    pub(super) fn description(&self) -> String {
         // SAFETY: the library is loaded, and takes nothing.
         let version = unsafe { sys::cublasLtGetVersion() };
-        let device = self.device.description()?;
-        Ok(Entry::new(
-            "algorithms",
-            format!(
-                "{device}, cuBLASLt {version}, {:?}, {shape:?}, up to {rows_max} rows in steps to {}, \
-                 {CANDIDATES} timed, {FINALISTS} again {RUNS} times, in {WORKSPACE_BYTES} bytes",
-                self.device.half,
-                step_of(rows_max)
-            ),
-        ))
+        format!("cuBLASLt {version} with {WORKSPACE_BYTES} bytes")
+    }
+
+    /// Sets the algorithm for a step's number of rows.
+    pub(super) fn choose(&mut self, shape: Shape, rows: usize, algorithm: Algorithm) {
+        self.algorithms.insert((shape, step_of(rows)), algorithm);
     }
 
     /// Queues a product.
@@ -164,7 +131,7 @@ impl Products {
     }
 
     /// The algorithm for a product.
-    pub(super) fn chosen(&self, shape: Shape, rows: usize) -> sys::cublasLtMatmulAlgo_t {
+    pub(super) fn chosen(&self, shape: Shape, rows: usize) -> Algorithm {
         let algorithm = self.algorithms.get(&(shape, step_of(rows))).copied();
         algorithm.expect("every shape was tuned for all its rows")
     }
@@ -174,7 +141,7 @@ impl Products {
         shape: Shape,
         rows: usize,
         operands: Operands,
-        algorithm: &sys::cublasLtMatmulAlgo_t,
+        algorithm: &Algorithm,
     ) -> Result<(), ComputeError> {
         self.plan(shape, rows)?;
         let plan = &self.plans[&(shape, rows)];
@@ -205,61 +172,13 @@ impl Products {
         multiplied.map_err(|error| self.failed(shape, rows, error))
     }
 
-    fn fastest(
-        &mut self,
-        shape: Shape,
-        rows: usize,
-        operands: Operands,
-    ) -> Result<sys::cublasLtMatmulAlgo_t, ComputeError> {
-        let mut timed = Vec::new();
-        for algorithm in self.candidates(shape, rows, CANDIDATES)? {
-            // Some that are proposed cannot be run after all.
-            if let Ok(time_ms) = self.time_ms(shape, rows, operands, &algorithm, 1) {
-                timed.push((time_ms, algorithm));
-            }
-        }
-        timed.sort_by(|one, other| one.0.total_cmp(&other.0));
-        timed.truncate(FINALISTS);
-        for (time_ms, algorithm) in &mut timed {
-            *time_ms = self.time_ms(shape, rows, operands, algorithm, RUNS)?;
-        }
-        let best = timed.into_iter().min_by(|one, other| one.0.total_cmp(&other.0));
-        let none = || {
-            let what = format!("multiply {rows} rows by {} x {}", shape.outputs, shape.inputs);
-            self.device.error(&what, "no algorithm without split-K".to_owned())
-        };
-        best.map(|(_, algorithm)| algorithm).ok_or_else(none)
-    }
-
-    fn time_ms(
-        &mut self,
-        shape: Shape,
-        rows: usize,
-        operands: Operands,
-        algorithm: &sys::cublasLtMatmulAlgo_t,
-        runs: usize,
-    ) -> Result<f32, ComputeError> {
-        self.run(shape, rows, operands, algorithm)?;
-        let device = self.device.clone();
-        let failed = || device.failed("time a product");
-        let flags = Some(cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let mut fastest_ms = f32::INFINITY;
-        for _ in 0..runs {
-            let start = device.stream.record_event(flags).map_err(failed())?;
-            self.run(shape, rows, operands, algorithm)?;
-            let end = device.stream.record_event(flags).map_err(failed())?;
-            fastest_ms = fastest_ms.min(start.elapsed_ms(&end).map_err(failed())?);
-        }
-        Ok(fastest_ms)
-    }
-
     /// The library's first proposals, likeliest first, without those that split a sum.
-    pub(super) fn candidates(
+    pub(super) fn proposed(
         &mut self,
         shape: Shape,
         rows: usize,
         proposals: usize,
-    ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, ComputeError> {
+    ) -> Result<Vec<Algorithm>, ComputeError> {
         self.plan(shape, rows)?;
         let plan = &self.plans[&(shape, rows)];
         let mut found = vec![NOTHING_FOUND; proposals];
@@ -371,16 +290,8 @@ impl Plan {
     }
 }
 
-fn read_algorithm(bytes: &[u8]) -> sys::cublasLtMatmulAlgo_t {
-    let mut data = [0; ALGORITHM_BYTES / size_of::<u64>()];
-    for (word, bytes) in data.iter_mut().zip(bytes.chunks_exact(size_of::<u64>())) {
-        *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-    }
-    sys::cublasLtMatmulAlgo_t { data }
-}
-
 /// Whether an algorithm cuts a sum into parts.
-fn splits(algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+pub(super) fn splits(algorithm: &Algorithm) -> bool {
     use sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
     let attribute = |attribute| {
         let (mut value, mut written) = (0i32, 0);
@@ -401,18 +312,12 @@ fn splits(algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
 }
 
 /// Numbers of rows that share an algorithm: up to 16, then four steps to each doubling.
-fn step_of(rows: usize) -> usize {
+pub(super) fn step_of(rows: usize) -> usize {
     if rows <= 16 {
         return 16;
     }
     let quarter = (rows - 1).ilog2().saturating_sub(2);
     rows.next_multiple_of(1 << quarter)
-}
-
-/// The largest number of rows of every step up to that of `rows_max`, which is the last.
-fn steps_up_to(rows_max: usize) -> impl Iterator<Item = usize> {
-    let next = move |rows: &usize| (*rows < rows_max).then(|| step_of(rows + 1).min(rows_max));
-    std::iter::successors(Some(step_of(1).min(rows_max)), next)
 }
 
 #[cfg(test)]
@@ -425,10 +330,6 @@ mod tests {
             [(1, 16), (16, 16), (17, 20), (33, 40), (64, 64), (65, 80), (256, 256), (257, 320)];
         for (rows, step) in cases {
             assert_eq!(step_of(rows), step, "{rows} rows");
-        }
-        for rows_max in [1, 16, 17, 600, 2048] {
-            let steps: Vec<usize> = steps_up_to(rows_max).map(step_of).collect();
-            assert!((1..=rows_max).all(|rows| steps.contains(&step_of(rows))), "{rows_max} rows");
         }
     }
 }

@@ -73,6 +73,14 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
+// For kernels that begin before the one before them has ended (EARLY in module.rs). What they do before this touches
+// nothing that a kernel of the same layer writes.
+__device__ __forceinline__ void await_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // The same sum in every thread of the block: warps by shuffles, then the warps' sums in order.
 template <int THREADS>
 __device__ __forceinline__ float block_sum(float value) {
@@ -112,18 +120,22 @@ extern "C" __global__ void embed(const Row* rows, const u32* kept, const bf16* t
 // Grid: rows, or the rows that `which` lists. out = x * weight / sqrt(mean x^2 + eps), rounded to bf16.
 extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     norm_rows(const float* residual, const u32* which, const float* weight, bf16* out) {
+    float4 values[NORM_PARTS], weights[NORM_PARTS];
+#pragma unroll
+    for (int part = 0; part < NORM_PARTS; part++) {
+        int i = 4 * (part * NORM_THREADS + threadIdx.x);
+        if (i < HIDDEN) weights[part] = *(const float4*)(weight + i);
+    }
+    await_earlier();
     u32 row = which ? which[blockIdx.x] : blockIdx.x;
     const float* from = residual + (u64)row * HIDDEN;
     bf16* to = out + (u64)blockIdx.x * HIDDEN;
-    float4 values[NORM_PARTS], weights[NORM_PARTS];
     float squares = 0;
 #pragma unroll
     for (int part = 0; part < NORM_PARTS; part++) {
         int i = 4 * (part * NORM_THREADS + threadIdx.x);
         if (i >= HIDDEN) continue;
         float4 x = values[part] = *(const float4*)(from + i);
-        // They arrive while the block sums.
-        weights[part] = *(const float4*)(weight + i);
         squares = fmaf(x.x, x.x, squares);
         squares = fmaf(x.y, x.y, squares);
         squares = fmaf(x.z, x.z, squares);
@@ -143,6 +155,7 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS)
 }
 
 #define ROTATE_WARPS 4
+#define ROTATE_TOGETHER 4
 
 // Where a key or value of a row stands in pages (pages, 2, KV_HEADS, PAGE, HEAD_DIM); heads count from q's first.
 __device__ __forceinline__ bf16* stored(bf16* pages, const Row& row, int head) {
@@ -151,58 +164,81 @@ __device__ __forceinline__ bf16* stored(bf16* pages, const Row& row, int head) {
     return pages + ((((u64)row.page * 2 + kind) * KV_HEADS + kv_head) * PAGE + row.position % PAGE) * HEAD_DIM;
 }
 
-// Grid: (rows, blocks that share a row's heads). Takes qkv (rows, QKV_WIDTH) bf16 as the product left it. Adds the bias, norms the heads, rotates q and k.
-// Leaves q in `query` (rows, QUERY_WIDTH) and stores k and v in their pages. Without pages, leaves all three side by side
-// in `query` (rows, QKV_WIDTH).
+#define HEADS_ALL (HEADS + 2 * KV_HEADS)
+
+// Grid: (rows, blocks that share a row's heads); a warp takes ROTATE_TOGETHER heads at a time. Takes qkv (rows, QKV_WIDTH)
+// bf16 as the product left it. Adds the bias, norms the heads, rotates q and k. Leaves q in `query` (rows, QUERY_WIDTH)
+// and stores k and v in their pages. Without pages, leaves all three side by side in `query` (rows, QKV_WIDTH).
 extern "C" __global__ void __launch_bounds__(ROTATE_WARPS* WARP)
     rotate(const Row* rows, const bf16* qkv, const float* bias, const float* head_norms, const float* angles,
            bf16* query, bf16* pages) {
+    const int PAIRS = (HEAD_DIM / 2 + WARP - 1) / WARP;
     Row row = rows[blockIdx.x];
     const bf16* from = qkv + (u64)blockIdx.x * QKV_WIDTH;
-    const float* cosines = angles + (u64)row.position * HEAD_DIM;
-    const float* sines = cosines + HEAD_DIM / 2;
     int lane = threadIdx.x % WARP;
-    for (int head = blockIdx.y * ROTATE_WARPS + threadIdx.x / WARP; head < HEADS + 2 * KV_HEADS;
-         head += gridDim.y * ROTATE_WARPS) {
-        const bf16* values = from + head * HEAD_DIM;
-        int kind = head < HEADS ? 0 : head < HEADS + KV_HEADS ? 1 : 2; // q, k, v
-        bf16* to = query + (u64)blockIdx.x * (pages ? QUERY_WIDTH : QKV_WIDTH) + head * HEAD_DIM;
-        if (pages && kind > 0) to = stored(pages, row, head);
-        const int PAIRS = (HEAD_DIM / 2 + WARP - 1) / WARP;
-        float low[PAIRS], high[PAIRS];
-        float squares = 0;
+    float cosines[PAIRS], sines[PAIRS];
 #pragma unroll
-        for (int pair = 0; pair < PAIRS; pair++) {
-            int i = pair * WARP + lane;
-            if (i >= HEAD_DIM / 2) continue;
-            low[pair] = widen(values[i]);
-            high[pair] = widen(values[i + HEAD_DIM / 2]);
-            if (bias) {
-                low[pair] += bias[head * HEAD_DIM + i];
-                high[pair] += bias[head * HEAD_DIM + i + HEAD_DIM / 2];
-            }
-            squares = fmaf(low[pair], low[pair], squares);
-            squares = fmaf(high[pair], high[pair], squares);
-        }
-        float scale = 1;
-        if (head_norms && kind < 2) scale = 1.0f / sqrtf(warp_sum(squares) / (float)HEAD_DIM + (float)NORM_EPS);
+    for (int pair = 0; pair < PAIRS; pair++) {
+        int i = pair * WARP + lane;
+        if (i >= HEAD_DIM / 2) continue;
+        cosines[pair] = angles[(u64)row.position * HEAD_DIM + i];
+        sines[pair] = angles[(u64)row.position * HEAD_DIM + HEAD_DIM / 2 + i];
+    }
+    await_earlier();
+    int stride = gridDim.y * ROTATE_WARPS;
+    for (int first = blockIdx.y * ROTATE_WARPS + threadIdx.x / WARP; first < HEADS_ALL; first += stride * ROTATE_TOGETHER) {
+        bf16 values[ROTATE_TOGETHER][PAIRS][2];
 #pragma unroll
-        for (int pair = 0; pair < PAIRS; pair++) {
-            int i = pair * WARP + lane;
-            if (i >= HEAD_DIM / 2) continue;
-            float a = low[pair], b = high[pair];
-            if (head_norms && kind < 2) {
-                a = a * scale * head_norms[kind * HEAD_DIM + i];
-                b = b * scale * head_norms[kind * HEAD_DIM + i + HEAD_DIM / 2];
+        for (int which = 0; which < ROTATE_TOGETHER; which++)
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; pair++) {
+                int head = first + which * stride, i = pair * WARP + lane;
+                if (head >= HEADS_ALL || i >= HEAD_DIM / 2) continue;
+                values[which][pair][0] = from[head * HEAD_DIM + i];
+                values[which][pair][1] = from[head * HEAD_DIM + i + HEAD_DIM / 2];
             }
-            if (kind < 2) {
-                float cosine = cosines[i], sine = sines[i];
-                float turned = a * cosine - b * sine;
-                b = b * cosine + a * sine;
-                a = turned;
+#pragma unroll
+        for (int which = 0; which < ROTATE_TOGETHER; which++) {
+            int head = first + which * stride;
+            if (head >= HEADS_ALL) break;
+            int kind = head < HEADS ? 0 : head < HEADS + KV_HEADS ? 1 : 2; // q, k, v
+            bf16* to = query + (u64)blockIdx.x * (pages ? QUERY_WIDTH : QKV_WIDTH) + head * HEAD_DIM;
+            if (pages && kind > 0) to = stored(pages, row, head);
+            float low[PAIRS], high[PAIRS];
+            float squares = 0;
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; pair++) {
+                int i = pair * WARP + lane;
+                if (i >= HEAD_DIM / 2) continue;
+                low[pair] = widen(values[which][pair][0]);
+                high[pair] = widen(values[which][pair][1]);
+                if (bias) {
+                    low[pair] += bias[head * HEAD_DIM + i];
+                    high[pair] += bias[head * HEAD_DIM + i + HEAD_DIM / 2];
+                }
+                squares = fmaf(low[pair], low[pair], squares);
+                squares = fmaf(high[pair], high[pair], squares);
             }
-            to[i] = narrow(a);
-            to[i + HEAD_DIM / 2] = narrow(b);
+            float scale = 1;
+            if (head_norms && kind < 2) scale = 1.0f / sqrtf(warp_sum(squares) / (float)HEAD_DIM + (float)NORM_EPS);
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; pair++) {
+                int i = pair * WARP + lane;
+                if (i >= HEAD_DIM / 2) continue;
+                float a = low[pair], b = high[pair];
+                if (head_norms && kind < 2) {
+                    a = a * scale * head_norms[kind * HEAD_DIM + i];
+                    b = b * scale * head_norms[kind * HEAD_DIM + i + HEAD_DIM / 2];
+                }
+                if (kind < 2) {
+                    float cosine = cosines[pair], sine = sines[pair];
+                    float turned = a * cosine - b * sine;
+                    b = b * cosine + a * sine;
+                    a = turned;
+                }
+                to[i] = narrow(a);
+                to[i + HEAD_DIM / 2] = narrow(b);
+            }
         }
     }
 }
@@ -218,26 +254,43 @@ extern "C" __global__ void append(const Row* rows, const bf16* qkv, bf16* query,
     }
 }
 
-// Grid: (FEED_FORWARD / (8 * threads), rows). out (rows, FEED_FORWARD) = silu(gate) * up, of both (rows, 2, FEED_FORWARD).
-extern "C" __global__ void activate(const bf16* gate_up, bf16* out) {
-    int i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
-    if (i >= FEED_FORWARD) return;
-    const bf16* from = gate_up + (u64)blockIdx.y * 2 * FEED_FORWARD + i;
-    uint4 gates = *(const uint4*)from;
-    uint4 ups = *(const uint4*)(from + FEED_FORWARD);
-    u32 gate[4] = {gates.x, gates.y, gates.z, gates.w};
-    u32 up[4] = {ups.x, ups.y, ups.z, ups.w};
-    u32 result[4];
+#define ACTIVATE_THREADS 256
+#define ACTIVATE_TOGETHER 2
+
+// out (rows, FEED_FORWARD) = silu(gate) * up, of both (rows, 2, FEED_FORWARD). A thread takes eight of a row at a time, and
+// ACTIVATE_TOGETHER such; the grid covers all rows.
+extern "C" __global__ void __launch_bounds__(ACTIVATE_THREADS)
+    activate(const bf16* gate_up, bf16* out, u32 rows) {
+    const u32 EIGHTS = FEED_FORWARD / 8;
+    u32 first = blockIdx.x * (ACTIVATE_THREADS * ACTIVATE_TOGETHER) + threadIdx.x;
+    uint4 gates[ACTIVATE_TOGETHER], ups[ACTIVATE_TOGETHER];
+    await_earlier();
 #pragma unroll
-    for (int pair = 0; pair < 4; pair++) {
-        float g[2] = {low_half(gate[pair]), high_half(gate[pair])};
-        float u[2] = {low_half(up[pair]), high_half(up[pair])};
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            g[half] = __fdividef(g[half], 1.0f + exp2_fast(g[half] * -1.4426950408889634f)) * u[half];
-        result[pair] = narrow2(g[0], g[1]);
+    for (int which = 0; which < ACTIVATE_TOGETHER; which++) {
+        u32 at = first + which * ACTIVATE_THREADS;
+        if (at >= rows * EIGHTS) continue;
+        const bf16* from = gate_up + (u64)(at / EIGHTS) * (2 * FEED_FORWARD) + at % EIGHTS * 8;
+        gates[which] = *(const uint4*)from;
+        ups[which] = *(const uint4*)(from + FEED_FORWARD);
     }
-    *(uint4*)(out + (u64)blockIdx.y * FEED_FORWARD + i) = make_uint4(result[0], result[1], result[2], result[3]);
+#pragma unroll
+    for (int which = 0; which < ACTIVATE_TOGETHER; which++) {
+        u32 at = first + which * ACTIVATE_THREADS;
+        if (at >= rows * EIGHTS) continue;
+        u32 gate[4] = {gates[which].x, gates[which].y, gates[which].z, gates[which].w};
+        u32 up[4] = {ups[which].x, ups[which].y, ups[which].z, ups[which].w};
+        u32 result[4];
+#pragma unroll
+        for (int pair = 0; pair < 4; pair++) {
+            float g[2] = {low_half(gate[pair]), high_half(gate[pair])};
+            float u[2] = {low_half(up[pair]), high_half(up[pair])};
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                g[half] = __fdividef(g[half], 1.0f + exp2_fast(g[half] * -1.4426950408889634f)) * u[half];
+            result[pair] = narrow2(g[0], g[1]);
+        }
+        *(uint4*)(out + (u64)at * 8) = make_uint4(result[0], result[1], result[2], result[3]);
+    }
 }
 
 #define ARGMAX_THREADS 512

@@ -53,6 +53,7 @@ struct Step {
     staged: Staged,
     began: CudaEvent,
     ended: CudaEvent,
+    rows: usize,
 }
 
 /// What a step came to.
@@ -123,7 +124,7 @@ impl CudaModel {
         let picker = Picker::new(device, config.vocab, limits.rows)?;
         let step = |_| {
             let staged = Staged::new(device, pages.words_max() + picker.words(&[]))?;
-            Ok(Step { staged, began: device.event()?, ended: device.event()? })
+            Ok(Step { staged, began: device.event()?, ended: device.event()?, rows: 0 })
         };
         let mut loaded = Self {
             idle: (0..AHEAD).map(step).collect::<Result<_, ComputeError>>()?,
@@ -151,6 +152,13 @@ impl CudaModel {
     #[cfg(test)]
     pub(crate) fn poison_pages(&mut self) {
         self.pages.poison();
+    }
+
+    /// Queues an embedding of rows that stand nowhere.
+    #[cfg(test)]
+    pub(crate) fn embed_nothing(&mut self, rows: usize) -> Result<(), ComputeError> {
+        let (residual, _) = self.places();
+        self.layers.embed(0x10, 0, rows, residual)
     }
 
     /// Logits of the first rows of the last step, (rows, vocab).
@@ -202,14 +210,20 @@ impl CudaModel {
         let keep = Keep { rows: cuts.rows, kept };
         self.picker.submit(&mut self.layers, residual, picks, Some(keep))?;
         step.ended.record(&self.device.stream).map_err(failed())?;
+        step.rows = count;
         self.submitted.push_back(step);
         Ok(())
     }
 
     /// Waits for the step that was submitted first.
     pub fn tokens(&mut self) -> Result<Stepped, ComputeError> {
-        let tokens = self.picker.tokens()?;
         let step = self.submitted.pop_front().expect("a step was submitted");
+        let ended = step.ended.synchronize();
+        ended.map_err(|error| {
+            let (rows, layers) = (step.rows, self.layers.config.layers);
+            self.device.failed(&format!("finish a step of {rows} rows, {layers} layers"))(error)
+        })?;
+        let tokens = self.picker.tokens()?;
         let busy_ms = step.began.elapsed_ms(&step.ended);
         let busy_ms = busy_ms.map_err(self.device.failed("time a step"))?;
         self.idle.push_back(step);
