@@ -10,7 +10,6 @@ use glinthawk_cluster::{
 use glinthawk_launch::{cluster_secret, encryption, free_memory_bytes, isa, threads};
 use glinthawk_model::{Model, Source};
 use std::collections::BTreeMap;
-use std::panic::resume_unwind;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -69,7 +68,8 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
 /// Works on a thread of its own: it is pinned to cores, and the next job must not inherit that.
 fn work_apart(options: &WorkerOptions) -> Result<(), ClusterError> {
     let worked = std::thread::scope(|scope| scope.spawn(|| work(options)).join());
-    worked.unwrap_or_else(|panic| resume_unwind(panic))
+    // What happened was said by the panic itself. A worker that stays is there for the next job all the same.
+    worked.unwrap_or_else(|_| Err(ClusterError::Panicked))
 }
 
 fn tell(news: WorkerNews<'_>) {

@@ -3,9 +3,9 @@
 use crate::error::ClusterError;
 use crate::layout::Layout;
 use crate::report::NodeReport;
-use glinthawk_compute::ComputeError;
 use glinthawk_compute::cuda::CudaDevice;
-use glinthawk_flight::{Buffer, Message};
+use glinthawk_compute::{ComputeError, Isa};
+use glinthawk_flight::{Buffer, Kind, Message};
 use glinthawk_model::{ModelConfig, ModelIdentity, Tensor};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -28,8 +28,9 @@ pub enum Control {
     Fetched,
     /// Dispatcher → worker: what was asked for last cannot be read.
     NotFetched(String),
-    /// Worker → Tier-1 node it dialled: "I am your lane", or (`None`) "I am the slice before you".
-    Introduce(Option<u32>),
+    /// Worker → Tier-1 node it dialled: "I am your lane", or (`None`) "I am the slice before you", with the pass
+    /// that the dispatcher gave both.
+    Introduce(Option<u32>, u64),
     /// Worker → dispatcher: weights loaded, pages there, neighbours connected.
     Ready,
     /// Worker → dispatcher: cannot go on, and why.
@@ -40,6 +41,8 @@ pub enum Control {
     Report,
     /// Worker → dispatcher: the reports of its nodes.
     Reported(Vec<NodeReport>),
+    /// Tier-1 node → dispatcher: this lane's Tier-2 node sent what no honest node sends, and was sent away.
+    LaneLied(u32, String),
 }
 
 /// What a worker brings.
@@ -61,6 +64,25 @@ pub struct Offer {
     pub memory_bytes: u64,
     /// Port at which it accepts its neighbours.
     pub port: u16,
+}
+
+/// Sizes of pages, and characters of a kind, that an offer may name.
+const OFFER_ITEMS_MAX: usize = 64;
+
+impl Offer {
+    /// Whether a worker could mean it.
+    pub(crate) fn makes_sense(&self) -> bool {
+        let kind_is_known = match self.gpu {
+            Some(_) => self.kind.len() <= OFFER_ITEMS_MAX && !self.kind.contains(char::is_control),
+            None => self.kind.parse::<Isa>().is_ok(),
+        };
+        kind_is_known
+            && matches!(self.tier, None | Some(1 | 2))
+            && (1..=OFFER_ITEMS_MAX).contains(&self.page_positions.len())
+            && !self.page_positions.contains(&0)
+            && self.threads > 0
+            && self.port > 0
+    }
 }
 
 /// A GPU that a worker brings, perhaps together with others.
@@ -101,8 +123,10 @@ pub struct Role {
     pub config: ModelConfig,
     /// What its kernels are to run on.
     pub kind: String,
-    /// The node to dial: the slice's Tier-1 node, or the next slice's.
-    pub dial: Option<String>,
+    /// The node to dial: the slice's Tier-1 node, or the next slice's. And the pass to show there.
+    pub dial: Option<(String, u64)>,
+    /// Who dials this node, as they introduce themselves, with their passes. No other node knows these.
+    pub callers: Vec<(Option<u32>, u64)>,
     /// Artificial link between the tiers.
     pub link: Link,
     /// Whether to record a timeline.
@@ -113,6 +137,21 @@ impl Role {
     /// Its name in statistics.
     pub fn name(&self) -> String {
         self.layout.node_name(self.pipeline, self.slice, self.lane)
+    }
+
+    /// Whether its parts fit each other.
+    pub(crate) fn makes_sense(&self) -> bool {
+        let layout = &self.layout;
+        self.slice < layout.slices
+            && layout.slices <= self.config.layers
+            && self.pipeline < layout.pipelines
+            && layout.pipelines.checked_mul(layout.lanes()) == Some(self.lane_pages.len())
+            && self.lane.is_none_or(|lane| {
+                layout.lanes_of(self.pipeline).contains(&lane) && self.dial.is_some()
+            })
+            && [layout.batch, layout.flights, layout.page_positions, layout.context_max]
+                .iter()
+                .all(|count| *count > 0)
     }
 }
 
@@ -127,13 +166,16 @@ pub struct Link {
 
 impl Control {
     /// The message that says this.
-    pub(crate) fn message(&self, payload: Buffer) -> Message {
+    pub fn message(&self, payload: Buffer) -> Message {
         let bytes = postcard::to_stdvec(self).expect("control messages always encode");
         Message::control(bytes, payload)
     }
 
     /// What a message says.
-    pub(crate) fn read(message: &Message) -> Result<Self, ClusterError> {
+    pub fn read(message: &Message) -> Result<Self, ClusterError> {
+        if message.kind() != Kind::Control {
+            return Err(ClusterError::Control(format!("{} where control was due", message.kind())));
+        }
         postcard::from_bytes(message.table())
             .map_err(|error| ClusterError::Control(error.to_string()))
     }

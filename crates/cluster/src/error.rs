@@ -115,6 +115,9 @@ pub enum ClusterError {
         /// How the connection ended.
         reason: String,
     },
+    /// This worker has a bug.
+    #[error("the worker's thread panicked")]
+    Panicked,
     /// The dispatcher is gone.
     #[error("the dispatcher is gone: {0}")]
     DispatcherLost(String),

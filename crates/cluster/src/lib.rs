@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod complaints;
 mod control;
 mod engine;
 mod error;
@@ -35,7 +36,7 @@ mod wire;
 mod worker;
 
 pub use budget::gpu_remedy;
-pub use control::{Link, Role};
+pub use control::{Control, Link, Offer, Role};
 pub use engine::{Counted, Engine, EngineEvent};
 pub use error::ClusterError;
 pub use estimate::{Estimate, Lines, Pace};
@@ -53,4 +54,6 @@ pub use remote::RemoteFabric;
 pub use report::{NodeReport, Traffic, peak_memory_bytes};
 pub use stats::{NodeShare, RunStats, Setting};
 pub use trace::write_trace;
+#[doc(hidden)]
+pub use wire::read_any;
 pub use worker::{WorkerOptions, work};

@@ -1,24 +1,28 @@
 //! Gathering workers and giving them roles: the dispatcher's side of a cluster's start.
 
 use crate::budget::{Budget, Placed};
+use crate::complaints::{Complaints, words};
 use crate::control::{Control, Link, Offer, Role};
 use crate::error::ClusterError;
 use crate::kinds::{Kinds, NodeKind};
 use crate::layout::Layout;
-use crate::net::{Config, Controller, Encryption, Event, Peer, Token};
+use crate::net::{Config, Controller, Encryption, Event, LostReason, Peer, Token};
 use crate::remote::{Node, RemoteFabric, name_of};
+use crate::weights::serve_weights;
 use glinthawk_compute::Isa;
-use glinthawk_flight::{Buffer, Pool};
-use glinthawk_model::{Model, ModelIdentity, Tensor};
-use half::bf16;
+use glinthawk_flight::{Buffer, Message, Pool};
+use glinthawk_model::{Model, ModelIdentity};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pause between two looks at the caller's interrupt while nothing happens.
 const TICK: Duration = Duration::from_millis(100);
+
+/// How long a worker that has joined may take to say what it offers.
+const OFFER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Idle buffers the dispatcher keeps.
 const POOL_BUFFERS: usize = 64;
@@ -49,10 +53,12 @@ pub struct ClusterSpec<'a> {
 pub struct Muster {
     controller: Controller,
     members: BTreeMap<Peer, Member>,
+    complaints: Complaints,
 }
 
 struct Member {
     address: IpAddr,
+    joined: Instant,
     offer: Option<Offer>,
 }
 
@@ -85,7 +91,8 @@ impl Muster {
             .map_err(ClusterError::io("cannot start the network thread"))?;
         let bound =
             controller.listen(address).map_err(ClusterError::io("cannot listen for workers"))?;
-        Ok((Self { controller, members: BTreeMap::new() }, bound))
+        let complaints = Complaints::new();
+        Ok((Self { controller, members: BTreeMap::new(), complaints }, bound))
     }
 
     /// Waits for the layout's workers, gives them their roles, and serves them weights until all
@@ -107,6 +114,7 @@ impl Muster {
             tick(self.offers(), false)?;
             let event = self.controller.recv(TICK);
             self.gather(event);
+            self.hurry();
         }
         let (tier1, tier2) = self.cast(&layout)?;
         layout.page_positions = self.settle_pages(&layout, &tier1, &tier2)?;
@@ -133,7 +141,7 @@ impl Muster {
         let threads = self.offer(tier1[0]).threads as usize;
         self.serve_until_ready(spec.model, &nodes, tick)?;
         let firsts = tier1.iter().step_by(layout.slices).copied().collect();
-        let fabric = RemoteFabric::new(self.controller, &layout, firsts, nodes);
+        let fabric = RemoteFabric::new(self.controller, &layout, config.vocab, firsts, nodes);
         let context_memory_bytes = memory_bytes_min;
         Ok(Mustered { fabric, layout, lane_pages, kinds, threads, context_memory_bytes })
     }
@@ -150,21 +158,56 @@ impl Muster {
         match event {
             None => {}
             Some(Event::Joined { peer, address, .. }) => {
-                self.members.insert(peer, Member { address: address.ip(), offer: None });
+                let (address, joined) = (address.ip(), Instant::now());
+                self.members.insert(peer, Member { address, joined, offer: None });
             }
-            Some(Event::Lost { peer, reason }) => {
-                self.members.remove(&peer);
-                tracing::warn!(%peer, %reason, "a worker left before the cluster was complete");
-            }
-            Some(Event::Message { peer, message, .. }) => match Control::read(&message) {
-                Ok(Control::Offer(offer)) => {
-                    if let Some(member) = self.members.get_mut(&peer) {
+            Some(Event::Lost { peer, reason }) => self.left(peer, &reason),
+            Some(Event::Message { peer, message, .. }) => {
+                let Some(member) = self.members.get_mut(&peer) else { return };
+                match Control::read(&message) {
+                    Ok(Control::Offer(offer)) if member.offer.is_none() && offer.makes_sense() => {
                         member.offer = Some(offer);
                     }
+                    _ => self.dismiss(peer, "it made no offer that makes sense"),
                 }
-                Ok(other) => tracing::warn!(%peer, message = ?other, "not an offer"),
-                Err(error) => tracing::warn!(%peer, %error, "not an offer"),
-            },
+            }
+        }
+    }
+
+    /// Sends workers away that joined and offer nothing: they take places.
+    fn hurry(&mut self) {
+        let is_late =
+            |member: &Member| member.offer.is_none() && member.joined.elapsed() >= OFFER_PATIENCE;
+        let late = self.members.iter().filter(|(_, member)| is_late(member));
+        for peer in late.map(|(peer, _)| *peer).collect::<Vec<Peer>>() {
+            self.dismiss(peer, "it offered nothing");
+        }
+    }
+
+    fn left(&mut self, peer: Peer, reason: &LostReason) {
+        if self.members.remove(&peer).is_some() && self.complaints.may_write(Instant::now()) {
+            tracing::warn!(%peer, %reason, "a worker left before the cluster was complete");
+        }
+    }
+
+    fn came_late(&mut self, peer: Peer) {
+        if self.complaints.may_write(Instant::now()) {
+            tracing::warn!(%peer, "a worker came too late to have a role");
+        }
+    }
+
+    /// A worker without a role may have offered itself, and waits. One that says anything else is no worker.
+    fn overhear(&mut self, peer: Peer, message: &Message) {
+        if !matches!(Control::read(message), Ok(Control::Offer(_))) {
+            self.dismiss(peer, "it has no role");
+        }
+    }
+
+    fn dismiss(&mut self, peer: Peer, reason: &str) {
+        self.members.remove(&peer);
+        self.controller.dismiss(peer);
+        if self.complaints.may_write(Instant::now()) {
+            tracing::warn!(%peer, reason, "sent a worker away");
         }
     }
 
@@ -240,30 +283,40 @@ impl Muster {
             let member = &self.members[&peer];
             SocketAddr::new(member.address, self.offer(peer).port).to_string()
         };
-        let role = |index: usize, lane: Option<u32>, dial: Option<String>, kind: String| Role {
-            pipeline: index / layout.slices,
-            slice: index % layout.slices,
-            lane,
-            layout: layout.clone(),
-            lane_pages: lane_pages.to_vec(),
-            model: spec.model_name.clone(),
-            identity: spec.identity,
-            config: spec.model.config().clone(),
-            kind,
-            dial,
-            link: spec.link,
-            trace: spec.trace,
-        };
+        let role =
+            |index: usize, lane: Option<u32>, dial: Option<(String, u64)>, kind: String| Role {
+                pipeline: index / layout.slices,
+                slice: index % layout.slices,
+                lane,
+                layout: layout.clone(),
+                lane_pages: lane_pages.to_vec(),
+                model: spec.model_name.clone(),
+                identity: spec.identity,
+                config: spec.model.config().clone(),
+                kind,
+                dial,
+                callers: Vec::new(),
+                link: spec.link,
+                trace: spec.trace,
+            };
         let mut roles = Vec::new();
+        let mut from_before = None;
         for (index, &peer) in tier1.iter().enumerate() {
-            let is_last = (index + 1).is_multiple_of(layout.slices);
-            let next = (!is_last).then(|| address(tier1[index + 1]));
-            roles.push((peer, role(index, None, next, self.kind(peer, spec.isa)?)));
+            let mut own = role(index, None, None, self.kind(peer, spec.isa)?);
+            own.callers.extend(from_before.take().map(|pass| (None, pass)));
+            if !(index + 1).is_multiple_of(layout.slices) {
+                let pass = new_pass()?;
+                own.dial = Some((address(tier1[index + 1]), pass));
+                from_before = Some(pass);
+            }
             let lanes = layout.lanes_of(index / layout.slices);
             for (lane, &worker) in lanes.skip(layout.local_lanes).zip(&tier2[index]) {
-                let kind = self.kind(worker, spec.isa)?;
-                roles.push((worker, role(index, Some(lane), Some(address(peer)), kind)));
+                let (kind, pass) = (self.kind(worker, spec.isa)?, new_pass()?);
+                own.callers.push((Some(lane), pass));
+                let dial = Some((address(peer), pass));
+                roles.push((worker, role(index, Some(lane), dial, kind)));
             }
+            roles.push((peer, own));
         }
         let kinds = Kinds::new(roles.iter().map(|(_, role)| NodeKind {
             name: role.name(),
@@ -273,7 +326,8 @@ impl Muster {
         }));
         let mut nodes = BTreeMap::new();
         for (peer, role) in roles {
-            let node = Node { name: role.name(), pipeline: role.pipeline, lane: role.lane };
+            let Role { pipeline, slice, lane, .. } = role;
+            let node = Node { name: role.name(), pipeline, slice, lane };
             self.controller.send(peer, Control::Role(Box::new(role)).message(Buffer::default()))?;
             nodes.insert(peer, node);
         }
@@ -281,7 +335,7 @@ impl Muster {
     }
 
     fn serve_until_ready(
-        &self,
+        &mut self,
         model: &Model,
         nodes: &BTreeMap<Peer, Node>,
         tick: &mut dyn FnMut(usize, bool) -> Result<(), ClusterError>,
@@ -290,21 +344,22 @@ impl Muster {
         while !waiting.is_empty() {
             tick(nodes.len() - waiting.len(), true)?;
             match self.controller.recv(TICK) {
-                Some(Event::Message { peer, .. }) if !nodes.contains_key(&peer) => {
-                    tracing::warn!(%peer, "a worker came too late to have a role");
+                Some(Event::Joined { peer, .. }) => self.came_late(peer),
+                Some(Event::Message { peer, message, .. }) if !nodes.contains_key(&peer) => {
+                    self.overhear(peer, &message);
                 }
-                Some(Event::Message { peer, message, .. }) => match Control::read(&message)? {
-                    Control::Ready => {
-                        waiting.remove(&peer);
+                Some(Event::Message { peer, message, .. }) => match Control::read(&message) {
+                    Ok(Control::Ready) if waiting.remove(&peer) => {}
+                    Ok(Control::Fetch { tensor, rows }) if nodes[&peer].lane.is_none() => {
+                        serve_weights(&self.controller, model, peer, (tensor, rows))?
                     }
-                    Control::Fetch { tensor, rows } => self.serve(model, peer, tensor, rows)?,
-                    Control::Failed(reason) => {
-                        return Err(ClusterError::Failed { name: name_of(nodes, peer), reason });
+                    Ok(Control::Failed(reason)) => {
+                        let (name, reason) = (name_of(nodes, peer), words(&reason));
+                        return Err(ClusterError::Failed { name, reason });
                     }
-                    other => {
-                        return Err(ClusterError::Control(format!(
-                            "a loading worker said {other:?}"
-                        )));
+                    _ => {
+                        let reason = "it said what a loading worker does not say".to_owned();
+                        return Err(ClusterError::Lost { name: name_of(nodes, peer), reason });
                     }
                 },
                 Some(Event::Lost { peer, reason }) if nodes.contains_key(&peer) => {
@@ -316,35 +371,15 @@ impl Muster {
         }
         Ok(())
     }
+}
 
-    /// Sends a worker the part of a tensor it asked for.
-    fn serve(
-        &self,
-        model: &Model,
-        peer: Peer,
-        tensor: Tensor,
-        rows: Option<(usize, usize)>,
-    ) -> Result<(), ClusterError> {
-        let pool = self.controller.pool();
-        let read = match rows {
-            Some((start, end)) => {
-                let (outputs, inputs) = tensor.shape(model.config());
-                let count = end.min(outputs).saturating_sub(start);
-                let mut buffer = pool.take(count * inputs * std::mem::size_of::<bf16>());
-                model.read_rows(tensor, start..end, buffer.bf16_mut()).map(|()| buffer)
-            }
-            None => model.read_vector(tensor).map(|vector| {
-                let mut buffer = pool.take(vector.len() * std::mem::size_of::<f32>());
-                buffer.f32_mut().copy_from_slice(&vector);
-                buffer
-            }),
-        };
-        let message = match read {
-            Ok(buffer) => Control::Fetched.message(buffer),
-            Err(error) => Control::NotFetched(error.to_string()).message(Buffer::default()),
-        };
-        Ok(self.controller.send(peer, message)?)
-    }
+/// A number that nobody can guess: the two ends of a connection know each other by it.
+fn new_pass() -> Result<u64, ClusterError> {
+    let random = ring::rand::generate(&ring::rand::SystemRandom::new());
+    let bytes: [u8; 8] = random
+        .map_err(|_| ClusterError::Control("the system has no randomness".to_owned()))?
+        .expose();
+    Ok(u64::from_le_bytes(bytes))
 }
 
 /// The first of the first list that is in all lists.

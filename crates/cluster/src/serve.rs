@@ -12,8 +12,8 @@ use crate::weights::model_of;
 use crate::wire;
 use glinthawk_compute::Backend;
 use glinthawk_flight::{Kind, Message};
-use glinthawk_protocol::{Launch, NodeAddress, Outgoing, Parcel, Started};
-use std::collections::{BTreeMap, VecDeque};
+use glinthawk_protocol::{Attend, Launch, NodeAddress, Outgoing, Parcel, Started};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,8 @@ struct Server<'a, B: Backend> {
     nodes: Nodes<B>,
     /// The nodes elsewhere that send to these or are sent to.
     peers: BTreeMap<NodeAddress, Peer>,
+    /// Peers that were sent away, and may have said more by then.
+    dismissed: BTreeSet<Peer>,
     /// What the device was given and is not known to be done with, in order.
     given: VecDeque<Given<B>>,
     outbox: Vec<Outgoing<Payload<B::Buffer>>>,
@@ -47,8 +49,8 @@ pub(crate) fn run<B: Backend>(station: &Arc<Station>, backend: B) -> Result<(), 
     let (tier1, lanes, works_max) = (None, BTreeMap::new(), B::WORKS_AHEAD);
     let nodes = Nodes { slice, tier1, lanes, attends_first: false, works_max };
     let (peers, given, outbox) = (BTreeMap::new(), VecDeque::new(), Vec::new());
-    let began = Instant::now();
-    let mut server = Server { station, backend, nodes, peers, given, outbox, began };
+    let (dismissed, began) = (BTreeSet::new(), Instant::now());
+    let mut server = Server { station, backend, nodes, peers, dismissed, given, outbox, began };
     match station.role.lane {
         None => server.be_tier1(station)?,
         Some(lane) => server.be_tier2(lane)?,
@@ -90,10 +92,15 @@ impl<B: Backend> Server<'_, B> {
         while !awaited.is_empty() {
             match station.hear(IDLE)? {
                 Some(Heard::Message(peer, message, _)) => {
-                    let node = self.introduced(peer, &message)?;
-                    awaited.retain(|awaited| *awaited != node);
+                    match (self.introduced(peer, &message), self.node_at(peer)) {
+                        (Ok(node), _) => awaited.retain(|awaited| *awaited != node),
+                        (Err(error), Some(_)) => return Err(error),
+                        (Err(error), None) => station.dismiss(peer, &error),
+                    }
                 }
-                Some(Heard::Lost(_, error)) => return Err(error),
+                Some(Heard::Lost(peer, error)) if self.node_at(peer).is_some() => {
+                    return Err(error);
+                }
                 Some(Heard::Over) => {
                     return Err(ClusterError::DispatcherLost("it left".to_owned()));
                 }
@@ -105,18 +112,22 @@ impl<B: Backend> Server<'_, B> {
 
     fn introduced(&mut self, peer: Peer, message: &Message) -> Result<NodeAddress, ClusterError> {
         let role = &self.station.role;
+        let is_awaited = |caller| role.callers.contains(&caller);
         let node = match Control::read(message)? {
-            Control::Introduce(None) if role.slice > 0 => NodeAddress::Tier1(role.slice - 1),
-            Control::Introduce(Some(lane)) if self.has_lane(lane) => {
-                self.station.shape(peer);
+            Control::Introduce(None, pass) if is_awaited((None, pass)) => {
+                NodeAddress::Tier1(role.slice - 1)
+            }
+            Control::Introduce(Some(lane), pass) if is_awaited((Some(lane), pass)) => {
                 NodeAddress::Tier2(role.slice, lane)
             }
-            other => {
-                return Err(ClusterError::Control(format!(
-                    "{peer} introduced itself with {other:?}"
-                )));
-            }
+            _ => return Err(ClusterError::Control("no introduction of a neighbour".to_owned())),
         };
+        if self.peers.contains_key(&node) {
+            return Err(ClusterError::Control("a second introduction".to_owned()));
+        }
+        if let NodeAddress::Tier2(..) = node {
+            self.station.shape(peer);
+        }
         self.peers.insert(node, peer);
         Ok(node)
     }
@@ -234,20 +245,48 @@ impl<B: Backend> Server<'_, B> {
     /// Takes an event; `true` ends the worker.
     fn take(&mut self, heard: Heard) -> Result<bool, ClusterError> {
         match heard {
-            Heard::Message(peer, message, arrived) => {
-                let parcel = self.read(peer, message, arrived)?;
-                self.nodes.deliver(parcel)?;
-            }
+            Heard::Message(peer, message, arrived) => self.receive(peer, message, arrived)?,
             Heard::ReportWanted => self.station.send_reports(nodes::reports(&self.nodes))?,
             Heard::LaneLost(lane) => self.nodes.lose_lane(lane),
             Heard::Lost(peer, error) => match self.node_at(peer) {
                 Some(NodeAddress::Tier2(_, lane)) => self.nodes.lose_lane(lane),
-                _ => return Err(error),
+                Some(_) => return Err(error),
+                None => {}
             },
             Heard::Over => return Ok(true),
             Heard::Nothing => {}
         }
         Ok(false)
+    }
+
+    /// Takes a message. What a lane's Tier-2 node may not send costs it its place, and what a stranger sends too. A
+    /// Tier-2 node that tells lies of its Tier-1 node loses its own place: so it cannot cost more than that.
+    fn receive(
+        &mut self,
+        peer: Peer,
+        message: Message,
+        arrived: Instant,
+    ) -> Result<(), ClusterError> {
+        if self.dismissed.contains(&peer) {
+            return Ok(());
+        }
+        let Some(sender) = self.node_at(peer) else {
+            let what = format!("{} of a peer without a role here", message.kind());
+            self.station.dismiss(peer, &what);
+            self.dismissed.insert(peer);
+            return Ok(());
+        };
+        let parcel = self.read(sender, message, arrived);
+        match (parcel.and_then(|parcel| Ok(self.nodes.deliver(parcel)?)), sender) {
+            (Ok(_), _) => Ok(()),
+            (Err(error), NodeAddress::Tier2(_, lane)) => {
+                self.station.dismiss(peer, &error);
+                self.dismissed.insert(peer);
+                self.nodes.lose_lane(lane);
+                self.station.tell_dispatcher(&Control::LaneLied(lane, error.to_string()))
+            }
+            (Err(error), _) => Err(error),
+        }
     }
 
     fn node_at(&self, peer: Peer) -> Option<NodeAddress> {
@@ -257,21 +296,21 @@ impl<B: Backend> Server<'_, B> {
     /// A message that its sender may send to a node here, and that fits the layout.
     fn read(
         &self,
-        peer: Peer,
+        sender: NodeAddress,
         message: Message,
         arrived: Instant,
     ) -> Result<Parcel<Payload<B::Buffer>>, ClusterError> {
         let (config, slice) = (&self.station.role.config, self.nodes.slice);
-        let row_bytes = match (message.kind(), self.node_at(peer)) {
-            (Kind::Launch, Some(NodeAddress::Dispatcher)) => 0,
-            (Kind::Hop, Some(NodeAddress::Tier1(from))) if from + 1 == slice => config.hidden * 4,
-            (Kind::Attend, Some(NodeAddress::Tier1(from))) if from == slice => {
-                config.qkv_width() * 2
+        let row_bytes = match (message.kind(), sender) {
+            (Kind::Launch, NodeAddress::Dispatcher) => 0,
+            (Kind::Hop, NodeAddress::Tier1(from)) if from + 1 == slice => config.hidden * 4,
+            (Kind::Attend, NodeAddress::Tier1(from)) if from == slice => config.qkv_width() * 2,
+            (Kind::Attended, NodeAddress::Tier2(_, lane)) if message.step().shard.lane == lane => {
+                config.query_width() * 2
             }
-            (Kind::Attended, Some(NodeAddress::Tier2(..))) => config.query_width() * 2,
             (kind, _) => {
                 let name = self.station.role.name();
-                return Err(ClusterError::Control(format!("{name} was sent {kind} by {peer}")));
+                return Err(ClusterError::Control(format!("{name} was sent {kind} by {sender:?}")));
             }
         };
         let (got, needed) = (message.payload().len_bytes(), message.rows() * row_bytes);
@@ -282,11 +321,14 @@ impl<B: Backend> Server<'_, B> {
         let parcel = match message.kind() {
             Kind::Attend => {
                 let attend = wire::read_attend(&message);
-                self.check(self.nodes.lanes.contains_key(&attend.step.shard.lane), &message)?;
+                self.check(self.attends(&attend), &message)?;
                 Parcel::Attend(attend, Payload::received(message.into_payload(), arrived))
             }
             Kind::Attended => {
                 let attended = wire::read_attended(&message);
+                let tier1 = self.nodes.tier1.as_ref();
+                let awaited = tier1.and_then(|(node, _)| node.rows_awaited(&attended));
+                self.check(awaited.is_none_or(|rows| rows == message.rows()), &message)?;
                 Parcel::Attended(attended, Payload::received(message.into_payload(), arrived))
             }
             _ => {
@@ -304,14 +346,33 @@ impl<B: Backend> Server<'_, B> {
         role.layout.lanes_of(role.pipeline).contains(&lane)
     }
 
-    /// Whether a launch fits the slab and the vocabulary.
+    /// Whether rows to attend fit a lane here.
+    fn attends(&self, attend: &Attend) -> bool {
+        let (role, shard) = (&self.station.role, attend.step.shard);
+        let shape = role.layout.lane_shape(shard.lane);
+        let layers = role.layout.layers(role.config.layers, role.slice).len();
+        self.nodes.lanes.contains_key(&shard.lane)
+            && shard.flight < shape.flights
+            && attend.rows.len() <= shape.batch as usize
+            && (attend.layer as usize) < layers
+            && attend
+                .rows
+                .iter()
+                .chain(&attend.shared)
+                .all(|row| row.position < role.layout.context_max)
+    }
+
+    /// Whether a launch fits the slab, the vocabulary and the contexts.
     fn fits(&self, launch: &Launch) -> bool {
         let role = &self.station.role;
         let shape = role.layout.lane_shape(launch.step.shard.lane);
         role.layout.flights_of(launch.step.shard.lane).contains(&launch.step.shard.flight)
             && self.has_lane(launch.step.shard.lane)
             && launch.rows.len() <= shape.batch as usize
-            && launch.rows.iter().all(|row| (row.token as usize) < role.config.vocab)
+            && launch.rows.iter().all(|row| {
+                (row.token as usize) < role.config.vocab && row.position < role.layout.context_max
+            })
+            && launch.samples.is_sorted_by(|one, next| one.row < next.row)
     }
 
     fn check(&self, fits: bool, message: &Message) -> Result<(), ClusterError> {

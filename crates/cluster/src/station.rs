@@ -1,14 +1,15 @@
 //! A worker that has a role: its connections, its threads, and the events it receives.
 
+use crate::complaints::Complaints;
 use crate::control::{Control, Link, Role};
 use crate::error::ClusterError;
-use crate::net::{ConnectError, Controller, Event, LinkShape, LostReason, Peer};
+use crate::net::{ConnectError, Controller, Event, HandshakeError, LinkShape, LostReason, Peer};
 use crate::news::WorkerNews;
 use crate::report::{NodeReport, peak_memory_bytes};
 use glinthawk_compute::Threads;
-use glinthawk_flight::{Buffer, Kind, Message};
+use glinthawk_flight::{Buffer, HEADER_BYTES, Kind, Message};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 /// How long a worker tries to reach its dispatcher or its neighbour.
@@ -18,20 +19,28 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
+/// Pause between two looks at what happens while a neighbour is dialled.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The longest that an introduction is.
+const INTRODUCTION_BYTES_MAX: usize = 64;
+
 /// The longest that an idle node sleeps.
 pub(crate) const IDLE: Duration = Duration::from_secs(1);
 
 /// What every role needs.
 pub(crate) struct Station {
-    pub controller: Controller,
+    pub controller: Arc<Controller>,
     pub dispatcher: Peer,
     pub role: Role,
     /// The threads of its kernels.
     pub threads: Arc<Threads>,
     /// Hears what this worker does.
     pub news: fn(WorkerNews<'_>),
-    /// Events that arrived while waiting for something else.
+    /// Introductions that arrived while waiting for something else.
     pub stash: Mutex<VecDeque<Event>>,
+    /// Keeps strangers out of the log.
+    pub complaints: Mutex<Complaints>,
 }
 
 /// What a role does with an event.
@@ -91,6 +100,21 @@ impl Station {
         }
     }
 
+    /// Sends a peer away that has no business here, or did not keep to it.
+    pub(crate) fn dismiss(&self, peer: Peer, reason: &dyn std::fmt::Display) {
+        self.controller.dismiss(peer);
+        let mut complaints = self.complaints.lock().expect("no panic with the complaints");
+        if complaints.may_write(Instant::now()) {
+            tracing::warn!(%peer, %reason, "sent a peer away");
+        }
+    }
+
+    /// Keeps what came while something else was waited for.
+    pub(crate) fn keep(&self, event: Event) {
+        let mut stash = self.stash.lock().expect("no panic with the stash");
+        keep_introduction(&self.controller, &mut stash, event);
+    }
+
     pub(crate) fn tell_dispatcher(&self, control: &Control) -> Result<(), ClusterError> {
         Ok(self.controller.send(self.dispatcher, control.message(Buffer::default()))?)
     }
@@ -100,10 +124,33 @@ impl Station {
         &self,
         introduction: Option<u32>,
     ) -> Result<Option<Peer>, ClusterError> {
-        let Some(address) = &self.role.dial else { return Ok(None) };
-        let peer = dial(&self.controller, address, PATIENCE)?;
-        self.controller.send(peer, Control::Introduce(introduction).message(Buffer::default()))?;
+        let Some((address, pass)) = &self.role.dial else { return Ok(None) };
+        let peer = self.dial_watching(address)?;
+        let introduction = Control::Introduce(introduction, *pass);
+        self.controller.send(peer, introduction.message(Buffer::default()))?;
         Ok(Some(peer))
+    }
+
+    /// Dials on another thread, to notice at once if the dispatcher leaves meanwhile.
+    fn dial_watching(&self, address: &str) -> Result<Peer, ClusterError> {
+        let (tell, told) = mpsc::channel();
+        let (controller, address) = (Arc::clone(&self.controller), address.to_owned());
+        std::thread::spawn(move || {
+            // If nobody listens any more, the dispatcher has left.
+            _ = tell.send(dial(&controller, &address, PATIENCE));
+        });
+        loop {
+            if let Ok(dialled) = told.try_recv() {
+                return dialled;
+            }
+            match self.controller.recv(LOOK) {
+                None => {}
+                Some(Event::Lost { peer, reason }) if peer == self.dispatcher => {
+                    return Err(ClusterError::DispatcherLost(reason.to_string()));
+                }
+                Some(event) => self.keep(event),
+            }
+        }
     }
 
     /// Says that it can begin, here and to the dispatcher.
@@ -146,11 +193,52 @@ pub(crate) fn dial(
     loop {
         match controller.connect(address) {
             Ok((peer, _)) => return Ok(peer),
-            Err(ConnectError::Unreachable { .. }) if started.elapsed() < patience => {
+            Err(error) if may_work_later(&error) && started.elapsed() < patience => {
                 std::thread::sleep(retry);
                 retry = (2 * retry).min(RETRY_MAX);
             }
             Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Whether something else than an answer was in the way: nothing listens yet, or too many want to be heard at once.
+fn may_work_later(error: &ConnectError) -> bool {
+    use HandshakeError::{Closed, Io, Timeout};
+    match error {
+        ConnectError::Unreachable { .. } => true,
+        ConnectError::Handshake { source, .. } => {
+            matches!(source, Timeout { .. } | Closed { .. } | Io(_))
+        }
+        ConnectError::Resolve { .. } => false,
+    }
+}
+
+/// Keeps a neighbour's introduction until a worker is ready for it: one short message of each peer. A neighbour has
+/// no more to say by then, so a peer that does is sent away.
+pub(crate) fn keep_introduction(
+    controller: &Controller,
+    stash: &mut VecDeque<Event>,
+    event: Event,
+) {
+    let is_of =
+        |of: Peer| move |event: &Event| matches!(event, Event::Message { peer, .. } if *peer == of);
+    match &event {
+        Event::Joined { .. } => {}
+        Event::Lost { peer, .. } => {
+            let of_peer = is_of(*peer);
+            stash.retain(|event| !of_peer(event));
+        }
+        Event::Message { peer, message, .. } => {
+            let is_introduction = message.kind() == Kind::Control
+                && message.header().wire_bytes() <= HEADER_BYTES + INTRODUCTION_BYTES_MAX;
+            if is_introduction && !stash.iter().any(is_of(*peer)) {
+                stash.push_back(event);
+            } else {
+                controller.dismiss(*peer);
+                let of_peer = is_of(*peer);
+                stash.retain(|event| !of_peer(event));
+            }
         }
     }
 }

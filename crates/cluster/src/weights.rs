@@ -1,10 +1,10 @@
-//! Where a worker's weights come from: its own disk, or the dispatcher's.
+//! Where a worker's weights come from: its own disk, or the dispatcher's; and how the dispatcher serves them.
 
 use crate::control::Control;
 use crate::error::ClusterError;
-use crate::net::Event;
+use crate::net::{Controller, Event, Peer};
 use crate::station::Station;
-use glinthawk_flight::{Buffer, Kind};
+use glinthawk_flight::{Buffer, Kind, Limits};
 use glinthawk_model::{ElsewhereWeights, Model, ModelIdentity, Tensor, catalogue};
 use half::bf16;
 use std::ops::Range;
@@ -63,9 +63,7 @@ impl DispatcherWeights {
                 Some(Event::Lost { peer, reason }) if peer == station.dispatcher => {
                     return Err(format!("the dispatcher is gone: {reason}"));
                 }
-                Some(event) => {
-                    station.stash.lock().expect("no panic with the stash").push_back(event)
-                }
+                Some(event) => station.keep(event),
             }
         }
     }
@@ -96,4 +94,42 @@ impl ElsewhereWeights for DispatcherWeights {
         }
         Ok(values.to_vec())
     }
+}
+
+/// Sends a worker the part of a tensor it asked for. It asks again when it has that, so what waits for it is never more
+/// than one answer, and sending does not wait.
+pub(crate) fn serve_weights(
+    controller: &Controller,
+    model: &Model,
+    peer: Peer,
+    (tensor, rows): (Tensor, Option<(usize, usize)>),
+) -> Result<(), ClusterError> {
+    let pool = controller.pool();
+    let bytes_max = Limits::default().payload_bytes_max as usize;
+    if controller.queued_bytes(peer) > bytes_max {
+        return Err(ClusterError::Control("weights were asked for and not read".to_owned()));
+    }
+    let read = match rows {
+        Some((start, end)) => {
+            let (outputs, inputs) = tensor.shape(model.config());
+            let count = end.min(outputs).saturating_sub(start);
+            let bytes = count * inputs * size_of::<bf16>();
+            if bytes > bytes_max {
+                let what = format!("{bytes} bytes of weights were asked for at once");
+                return Err(ClusterError::Control(what));
+            }
+            let mut buffer = pool.take(bytes);
+            model.read_rows(tensor, start..end, buffer.bf16_mut()).map(|()| buffer)
+        }
+        None => model.read_vector(tensor).map(|vector| {
+            let mut buffer = pool.take(vector.len() * size_of::<f32>());
+            buffer.f32_mut().copy_from_slice(&vector);
+            buffer
+        }),
+    };
+    let message = match read {
+        Ok(buffer) => Control::Fetched.message(buffer),
+        Err(error) => Control::NotFetched(error.to_string()).message(Buffer::default()),
+    };
+    Ok(controller.send(peer, message)?)
 }

@@ -1,7 +1,8 @@
 //! The protocol's messages as they travel.
 
+use crate::control::Control;
 use crate::error::ClusterError;
-use glinthawk_flight::{Buffer, ContextRow, Message, Row};
+use glinthawk_flight::{Buffer, ContextRow, Kind, Message, Row};
 use glinthawk_protocol::{Attend, Attended, Home, Launch, Sample};
 
 fn samples(launch: &Launch) -> Vec<u8> {
@@ -72,6 +73,19 @@ pub(crate) fn read_home(message: &Message) -> Result<Home, ClusterError> {
     let tokens = postcard::from_bytes(message.table())
         .map_err(|error| ClusterError::Control(format!("tokens: {error}")))?;
     Ok(Home { step: message.step(), tokens })
+}
+
+/// Reads a message as whatever its kind says, for tests of what any bytes do; whether it could be read.
+#[doc(hidden)]
+pub fn read_any(message: &Message) -> bool {
+    match message.kind() {
+        Kind::Attend => !read_attend(message).rows.is_empty(),
+        Kind::Attended => read_attended(message).step == message.step(),
+        Kind::Hop | Kind::Launch => read_launch(message).is_ok(),
+        Kind::Home => read_home(message).is_ok(),
+        Kind::Control => Control::read(message).is_ok(),
+        Kind::Heartbeat | Kind::Goodbye => true,
+    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! A worker process: joins a dispatcher, is told its role, and executes until it is told goodbye.
 //! The calling thread is its compute thread; the network controller has the other one.
 
+use crate::complaints::Complaints;
 use crate::control::{Control, GpuOffer, Offer, Role};
 use crate::error::ClusterError;
 use crate::net::{Config, Controller, Encryption, Event, Peer, Token};
 use crate::news::WorkerNews;
 use crate::serve;
-use crate::station::{PATIENCE, Station, dial};
+use crate::station::{PATIENCE, Station, dial, keep_introduction};
 use glinthawk_compute::cuda::{CudaBackend, CudaDevice, CudaModel, pinned_pool};
 use glinthawk_compute::{CpuBackend, Isa, Threads};
 use glinthawk_flight::{Buffer, Pool};
@@ -56,8 +57,9 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         encryption: options.encryption,
         ..Config::new(&name, options.token.clone(), Arc::clone(&pool))
     };
-    let controller =
-        Controller::start(config).map_err(ClusterError::io("cannot start the network thread"))?;
+    let controller = Arc::new(
+        Controller::start(config).map_err(ClusterError::io("cannot start the network thread"))?,
+    );
     (options.news)(WorkerNews::Dialling(&options.join));
     let patience = if options.patient { Duration::MAX } else { PATIENCE };
     let dispatcher = dial(&controller, &options.join, patience)?;
@@ -93,6 +95,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         threads: Arc::clone(&threads),
         news: options.news,
         stash: Mutex::new(stash),
+        complaints: Mutex::new(Complaints::new()),
     });
     let outcome = match &options.gpu {
         Some(gpu) => serve::run(&station, CudaBackend::new(gpu.clone(), threads, pool)),
@@ -117,15 +120,16 @@ fn wait_for_role(
     loop {
         match controller.recv(PATIENCE) {
             Some(Event::Message { peer, message, .. }) if peer == dispatcher => {
-                if let Control::Role(role) = Control::read(&message)? {
-                    return Ok(*role);
-                }
+                return match Control::read(&message)? {
+                    Control::Role(role) if role.makes_sense() => Ok(*role),
+                    _ => Err(ClusterError::Control("a role that makes no sense".to_owned())),
+                };
             }
             Some(Event::Lost { peer, reason }) if peer == dispatcher => {
                 return Err(ClusterError::DispatcherLost(reason.to_string()));
             }
             // A neighbour may have its role already, and be here first.
-            Some(event) => stash.push_back(event),
+            Some(event) => keep_introduction(controller, stash, event),
             None => {}
         }
     }

@@ -7,6 +7,7 @@ use glinthawk_cluster::net::{
 };
 use glinthawk_flight::{Buffer, HEADER_BYTES, Limits, Message, PROTOCOL_VERSION, StepId};
 use net_support::*;
+use std::io::Read;
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
@@ -61,16 +62,18 @@ fn strangers_are_refused_with_one_line() {
 #[test]
 fn a_peer_that_says_nothing_is_dropped() {
     let _alone = capture_log();
+    const PLACES: usize = 8;
     let timing = Timing { handshake: Duration::from_millis(100), ..Timing::default() };
-    let (victim, address) = listening(timing);
-    // More than there are places in the handshake: the others wait their turn and are dropped too.
-    let places = Bounds::default().handshakes_max;
-    let mut silent: Vec<RawPeer> = (0..places + 3).map(|_| RawPeer::dial(address)).collect();
+    let bounds = Bounds { handshakes_max: PLACES, ..Bounds::default() };
+    let victim = Controller::start(Config { timing, bounds, ..config("victim") }).unwrap();
+    let address = victim.listen("127.0.0.1:0").unwrap();
+    // More than there are places in the handshake: some make way, the others are dropped in time.
+    let mut silent: Vec<RawPeer> = (0..PLACES + 3).map(|_| RawPeer::dial(address)).collect();
     let mut slow = RawPeer::dial(address);
     slow.say(&Hello::encode(&config("slow"), Status::Hello)[..127]);
     for peer in &mut silent {
         assert!(peer.listen_to_the_end().is_empty());
-        check_one_line(peer, "no complete hello within 100ms: 0 bytes of 128");
+        check_one_line(peer, ": 0 bytes of 128");
     }
     slow.listen_to_the_end();
     check_one_line(&slow, "no complete hello within 100ms: 127 bytes of 128");
@@ -78,6 +81,110 @@ fn a_peer_that_says_nothing_is_dropped() {
     let friend = Controller::start(config("friend")).unwrap();
     while friend.connect(&address.to_string()).is_err() {}
     next_joined(&victim);
+}
+
+#[test]
+fn a_crowd_of_silent_peers_makes_way() {
+    let _alone = capture_log();
+    const PLACES: usize = 8;
+    let timing = Timing { handshake: PATIENCE, ..Timing::default() };
+    let bounds = Bounds { handshakes_max: PLACES, ..Bounds::default() };
+    let victim = Controller::start(Config { timing, bounds, ..config("victim") }).unwrap();
+    let address = victim.listen("127.0.0.1:0").unwrap();
+    let mut silent: Vec<RawPeer> = (0..PLACES).map(|_| RawPeer::dial(address)).collect();
+    for _ in 0..3 {
+        check_goes_on(&victim, address, config("friend"));
+        silent.push(RawPeer::dial(address));
+    }
+    // The oldest went, and only as many as were in the way.
+    for peer in &mut silent[..3] {
+        assert!(peer.listen_to_the_end().is_empty());
+        check_one_line(peer, "made way for newer connections: 0 bytes of 128");
+    }
+    let last = silent.last_mut().unwrap();
+    last.say(&Hello::encode(&config("late"), Status::Hello));
+    next_joined(&victim);
+}
+
+/// Resident memory of this process.
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+#[test]
+fn announced_bytes_take_no_memory_before_they_come() {
+    let _alone = capture_log();
+    let (victim, address) = {
+        let controller = Controller::start(config("victim")).unwrap();
+        let address = controller.listen("127.0.0.1:0").unwrap();
+        (controller, address)
+    };
+    let large = Limits::default().payload_bytes_max as usize;
+    let announcement = Message::control(Vec::new(), Buffer::zeroed(large)).seal();
+    let before = resident_bytes();
+    let announce = |_| {
+        let mut peer = RawPeer::join(address, &config("boaster"));
+        peer.say(&[&announcement[..], &[0; 1000]].concat());
+        next_joined(&victim);
+        peer
+    };
+    let _boasters: Vec<RawPeer> = (0..40).map(announce).collect();
+    check_goes_on(&victim, address, config("friend"));
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < large / 2, "40 announcements took {grown} bytes");
+}
+
+#[test]
+fn a_message_that_came_in_pieces_is_whole() {
+    let ((near, far_peer), (far, _)) = pair(config("near"), config("far"));
+    for (table, payload) in [(0, 5 << 20), (200_000, 0), (300_000, 70_001), (65_536, 65_536)] {
+        let mut buffer = Buffer::zeroed(payload);
+        buffer.bytes_mut().copy_from_slice(&noise(payload, 6));
+        let sent = Message::control(noise(table, 7), buffer);
+        near.send(far_peer, sent.clone()).unwrap();
+        let (_, message) = next_message(&far);
+        assert_eq!(message.table(), sent.table());
+        assert!(message.payload().bytes() == sent.payload().bytes());
+    }
+}
+
+#[test]
+fn a_node_that_panics_does_not_say_goodbye() {
+    let ((near, _), (far, near_peer)) = pair(config("near"), config("far"));
+    let panics = std::thread::spawn(move || {
+        let _near = near;
+        panic!("by intent");
+    });
+    assert!(panics.join().is_err());
+    let (peer, reason) = next_lost(&far);
+    assert_eq!(peer, near_peer);
+    assert_ne!(reason, LostReason::Goodbye);
+}
+
+/// A peer that takes a few bytes now and then holds up a queue just as well as one that takes none.
+#[test]
+fn a_peer_that_hardly_reads_is_lost() {
+    let _alone = capture_log();
+    let timing = Timing { stall: Duration::from_millis(300), ..Timing::default() };
+    let victim = Controller::start(Config { timing, ..config("victim") }).unwrap();
+    let address = victim.listen("127.0.0.1:0").unwrap();
+    let mut slow = RawPeer::join(address, &config("slow"));
+    let slow_peer = next_joined(&victim);
+    let (tell, told) = std::sync::mpsc::channel::<()>();
+    let reader = std::thread::spawn(move || {
+        let mut few = [0; 512];
+        while told.try_recv().is_err_and(|error| error == std::sync::mpsc::TryRecvError::Empty) {
+            slow.stream.read_exact(&mut few).unwrap_or_default();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    victim.send(slow_peer, attended(0, 64 << 20)).unwrap();
+    let (peer, reason) = next_lost(&victim);
+    assert_eq!(peer, slow_peer);
+    assert!(matches!(reason, LostReason::Stalled(_)), "{reason}");
+    drop(tell);
+    reader.join().unwrap();
 }
 
 /// What a known node sends instead of messages, and how it is lost.
@@ -178,7 +285,7 @@ fn a_peer_that_stops_reading_is_lost() {
     let (peer, reason) = next_lost(&victim);
     assert_eq!(peer, deaf_peer);
     assert!(matches!(reason, LostReason::Stalled(_)), "{reason}");
-    check_one_line(&deaf, "took no bytes for");
+    check_one_line(&deaf, "took hardly a byte for");
     check_goes_on(&victim, address, config("friend"));
 }
 

@@ -306,8 +306,7 @@ impl ContextKernels for CpuContext {
     type Buffer = Buffer;
 
     fn bind(&mut self, slot: u32, first: usize, pages: &[u32]) -> Result<(), ComputeError> {
-        self.tables.bind(slot, first, pages);
-        Ok(())
+        self.tables.bind(slot, first, pages)
     }
 
     fn attend(

@@ -40,6 +40,14 @@ pub enum ComputeError {
         /// How much was asked for; `usize::MAX` if the size overflowed.
         bytes: usize,
     },
+    /// Pages of a context that come before those below them.
+    #[error("page {page} of slot {slot} comes before the pages below it")]
+    Hole {
+        /// The slot.
+        slot: usize,
+        /// The page's place in the slot's table.
+        page: usize,
+    },
     /// A library that a GPU needs is not on this machine.
     #[error("{library} is not on this machine: {hint}, or use --device cpu")]
     CudaMissing {

@@ -1,6 +1,6 @@
 //! Page tables on the host: which pages hold a slot's positions.
 
-use crate::AttendRow;
+use crate::{AttendRow, ComputeError};
 
 /// The page table of every slot.
 pub(crate) struct Tables {
@@ -23,15 +23,23 @@ impl Tables {
     }
 
     /// Enters pages into a slot's table, from its page number `first` on. What followed is forgotten.
-    pub(crate) fn bind(&mut self, slot: u32, first: usize, pages: &[u32]) {
+    pub(crate) fn bind(
+        &mut self,
+        slot: u32,
+        first: usize,
+        pages: &[u32],
+    ) -> Result<(), ComputeError> {
         let slot = slot as usize;
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, Vec::new);
         }
         let table = &mut self.slots[slot];
-        assert!(first <= table.len(), "a hole in the table of slot {slot}");
+        if first > table.len() {
+            return Err(ComputeError::Hole { slot, page: first });
+        }
         table.truncate(first);
         table.extend_from_slice(pages);
+        Ok(())
     }
 
     /// The rows with their pages.

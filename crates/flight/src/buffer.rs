@@ -136,20 +136,24 @@ impl Pool {
         if len_bytes == 0 {
             return Buffer::default();
         }
+        self.take_idle(len_bytes).unwrap_or_else(|| {
+            let memory = self.allocate.as_ref().and_then(|allocate| allocate(len_bytes));
+            match memory {
+                Some(memory) => Buffer { storage: Storage::Device(memory), len_bytes },
+                None => Buffer::zeroed(len_bytes),
+            }
+        })
+    }
+
+    /// The same, if there is an idle one: no memory is taken for it.
+    pub fn take_idle(&self, len_bytes: usize) -> Option<Buffer> {
         let mut free = self.free.lock().expect("no panic while the pool is locked");
         let last_first = free.iter().enumerate().rev();
         let fits = last_first.filter(|(_, buffer)| buffer.capacity() >= len_bytes);
-        let Some((index, _)) = fits.min_by_key(|(_, buffer)| buffer.capacity()) else {
-            drop(free);
-            let memory = self.allocate.as_ref().and_then(|allocate| allocate(len_bytes));
-            return match memory {
-                Some(memory) => Buffer { storage: Storage::Device(memory), len_bytes },
-                None => Buffer::zeroed(len_bytes),
-            };
-        };
+        let (index, _) = fits.min_by_key(|(_, buffer)| buffer.capacity())?;
         let mut buffer = free.remove(index);
         buffer.len_bytes = len_bytes;
-        buffer
+        Some(buffer)
     }
 
     /// Hands a buffer back.

@@ -256,6 +256,17 @@ impl<P> Tier1Node<P> {
         }
     }
 
+    /// Rows of the step that waits for this attention output; `None` if none does.
+    pub fn rows_awaited(&self, attended: &Attended) -> Option<usize> {
+        let Attended { step, layer } = attended;
+        match &self.flights.get(&step.shard.flight)?.shards.get(&step.shard.lane)?.state {
+            State::Attending(launch, awaited) if launch.step == *step && awaited == layer => {
+                Some(launch.rows.len())
+            }
+            _ => None,
+        }
+    }
+
     /// The first work that [`Tier1Node::start`] gave and that was not done is done; gives each of the parcels that
     /// follow, with the rows of its step. A step that was abandoned in the meantime has no followers.
     pub fn computed(

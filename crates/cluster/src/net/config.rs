@@ -127,7 +127,7 @@ impl Default for Timing {
 pub struct Bounds {
     /// Connections at most; further ones are refused.
     pub peers_max: usize,
-    /// Connections in their handshake at most; further ones wait in the system's backlog.
+    /// Connections in their handshake at most. For a further one, the oldest of the address that has most is dropped.
     pub handshakes_max: usize,
     /// Bytes handed to `send` and not yet to the socket, per peer; beyond this, `send` waits. Bytes
     /// that an injected delay holds back count too.
@@ -141,7 +141,7 @@ impl Default for Bounds {
     fn default() -> Self {
         Self {
             peers_max: 256,
-            handshakes_max: 32,
+            handshakes_max: 128,
             queue_bytes_max: 512 << 20,
             inbox_bytes_max: 512 << 20,
         }

@@ -8,6 +8,10 @@ use std::io::{self, ErrorKind, IoSliceMut};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// What is allocated for a body's table, and for its payload, when it is announced. From there on they grow as bytes
+/// arrive: what was announced and never came takes no memory.
+const FIRST_BYTES: usize = 64 << 10;
+
 pub(super) struct Connection {
     pub(super) outlet: Arc<Outlet>,
     inbound: Inbound,
@@ -46,7 +50,7 @@ impl Connection {
                 return Ok(None);
             }
             *reads -= 1;
-            match self.inbound.fill(&self.outlet.channel) {
+            match self.inbound.fill(&self.outlet.channel, pool) {
                 Ok(0) => return Err(self.inbound.cut()),
                 Ok(_) => self.heard_at = now,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
@@ -78,6 +82,7 @@ impl Default for HeaderBytes {
 
 struct Body {
     header: Header,
+    /// At least as long as what has come of it, as is the payload.
     table: Vec<u8>,
     payload: Buffer,
     filled: usize,
@@ -86,8 +91,43 @@ struct Body {
 }
 
 impl Body {
+    fn new(header: Header, pool: &Pool) -> Self {
+        let (table, payload) = (header.table_bytes(), header.payload_bytes());
+        let first = || pool.take(payload.min(FIRST_BYTES));
+        Self {
+            header,
+            table: vec![0; table.min(FIRST_BYTES)],
+            payload: pool.take_idle(payload).unwrap_or_else(first),
+            filled: 0,
+            checksum: BodyChecksum::default(),
+        }
+    }
+
     fn needed(&self) -> usize {
-        self.table.len() + self.payload.len_bytes()
+        self.header.table_bytes() + self.header.payload_bytes()
+    }
+
+    /// Bytes that there is room for now: nothing of the payload before the table is whole.
+    fn room(&self) -> usize {
+        match self.table.len() < self.header.table_bytes() {
+            true => self.table.len(),
+            false => self.table.len() + self.payload.len_bytes(),
+        }
+    }
+
+    /// Makes room for as many bytes as have come, if there is none left.
+    fn grow(&mut self, pool: &Pool) {
+        if self.filled < self.room() || self.filled == self.needed() {
+            return;
+        }
+        let (table, payload) = (self.table.len(), self.payload.len_bytes());
+        if table < self.header.table_bytes() {
+            self.table.resize((2 * table).min(self.header.table_bytes()), 0);
+        } else {
+            let mut larger = pool.take((2 * payload).min(self.header.payload_bytes()));
+            larger.bytes_mut()[..payload].copy_from_slice(self.payload.bytes());
+            pool.give(std::mem::replace(&mut self.payload, larger));
+        }
     }
 
     fn take_in(&mut self, bytes: usize) {
@@ -105,10 +145,7 @@ impl Inbound {
     fn assemble(&mut self, limits: &Limits, pool: &Pool) -> Result<Option<Message>, LostReason> {
         if self.body.is_none() && self.header_filled == HEADER_BYTES {
             let header = Header::decode(&self.header.0, limits)?;
-            let table = vec![0; header.table_bytes()];
-            let payload = pool.take(header.payload_bytes());
-            let checksum = BodyChecksum::default();
-            self.body = Some(Body { header, table, payload, filled: 0, checksum });
+            self.body = Some(Body::new(header, pool));
             self.header_filled = 0;
         }
         match self.body.take_if(|body| body.filled == body.needed()) {
@@ -119,7 +156,7 @@ impl Inbound {
         }
     }
 
-    fn fill(&mut self, channel: &Channel) -> io::Result<usize> {
+    fn fill(&mut self, channel: &Channel, pool: &Pool) -> io::Result<usize> {
         let next_header = &mut self.header.0[self.header_filled..];
         let (read, wanted, body_wanted) = match &mut self.body {
             None => {
@@ -127,15 +164,19 @@ impl Inbound {
                 (channel.read_vectored(&mut [IoSliceMut::new(next_header)])?, wanted, 0)
             }
             Some(body) => {
-                let wanted = body.needed() - body.filled;
+                body.grow(pool);
+                let wanted = body.room() - body.filled;
+                let is_all = body.room() == body.needed();
                 let table_filled = body.filled.min(body.table.len());
-                let payload_filled = body.filled - table_filled;
+                let payload = (body.filled - table_filled)..(body.room() - body.table.len());
+                let next_header = if is_all { next_header } else { &mut [] };
+                let read_max = wanted + next_header.len();
                 let mut slices = [
                     IoSliceMut::new(&mut body.table[table_filled..]),
-                    IoSliceMut::new(&mut body.payload.bytes_mut()[payload_filled..]),
+                    IoSliceMut::new(&mut body.payload.bytes_mut()[payload]),
                     IoSliceMut::new(next_header),
                 ];
-                (channel.read_vectored(&mut slices)?, wanted + HEADER_BYTES, wanted)
+                (channel.read_vectored(&mut slices)?, read_max, wanted)
             }
         };
         self.drained = read < wanted && !channel.holds_input();

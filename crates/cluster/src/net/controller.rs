@@ -140,6 +140,18 @@ impl Controller {
         self.shared.recv(timeout)
     }
 
+    /// Bytes that wait for a peer: 0 if it is gone.
+    pub fn queued_bytes(&self, peer: Peer) -> usize {
+        self.shared.queued_bytes(peer)
+    }
+
+    /// Sends a peer away that did what no honest node does. There is no `Lost` event for it. What it said before may
+    /// still be among the events.
+    pub fn dismiss(&self, peer: Peer) {
+        self.shared.strike(peer);
+        self.shared.command(Command::Dismiss(peer));
+    }
+
     /// Where received payloads come from and should return to.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.config.pool
@@ -158,9 +170,13 @@ impl Controller {
     /// Sends what is queued, says goodbye to everyone and ends the network thread, within the
     /// farewell's time. Events that arrived before can still be received. Dropping does the same.
     pub fn shutdown(&self) {
+        self.end(Command::Shutdown);
+    }
+
+    fn end(&self, how: Command) {
         let thread = self.thread.lock().expect("no panic while the handle is locked").take();
         if let Some(thread) = thread {
-            self.shared.command(Command::Shutdown);
+            self.shared.command(how);
             if thread.join().is_err() {
                 tracing::error!("the network thread had panicked");
             }
@@ -169,7 +185,9 @@ impl Controller {
 }
 
 impl Drop for Controller {
+    /// A node that panics does not say goodbye: that is for those that leave in good order.
     fn drop(&mut self) {
-        self.shutdown();
+        let panics = std::thread::panicking();
+        self.end(if panics { Command::Vanish } else { Command::Shutdown });
     }
 }

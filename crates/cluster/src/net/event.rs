@@ -75,8 +75,8 @@ pub enum LostReason {
     /// It was not heard.
     #[error("not heard for {0:?}")]
     Silent(Duration),
-    /// It did not read.
-    #[error("took no bytes for {0:?}")]
+    /// It did not read, or next to nothing.
+    #[error("took hardly a byte for {0:?}")]
     Stalled(Duration),
     /// This node's own network thread ended.
     #[error("the network thread ended")]

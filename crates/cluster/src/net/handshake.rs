@@ -150,6 +150,12 @@ pub enum HandshakeError {
         /// Bytes it sent.
         bytes: usize,
     },
+    /// Others came while it took its time.
+    #[error("made way for newer connections: {bytes} bytes of {HELLO_BYTES}")]
+    Crowded {
+        /// Bytes it sent.
+        bytes: usize,
+    },
     /// The peer went away.
     #[error("closed after {bytes} bytes of {HELLO_BYTES}")]
     Closed {

@@ -20,6 +20,8 @@ const INLINE_BYTES: usize = 128 << 10;
 /// be overtaken by a deeper layer.
 const STAGED_BYTES: usize = 256 << 10;
 const STAGED_MESSAGES: usize = 16;
+/// A blocked socket that takes less than this in the time of a stall is as good as one that takes nothing.
+const PROGRESS_BYTES: usize = 64 << 10;
 
 /// Everything on its way to one peer. Shared by the senders and the network thread.
 pub(super) struct Outlet {
@@ -51,8 +53,10 @@ struct Writer {
     staged_bytes: usize,
     /// Bytes of the staged messages that the socket has taken.
     written: usize,
-    /// Since when the socket has taken nothing of what is staged.
+    /// Since when the socket has taken next to nothing of what is staged: less than `PROGRESS_BYTES`.
     blocked_since: Option<Instant>,
+    /// What it has taken since then.
+    taken_since: usize,
     /// When the socket last took bytes.
     spoke_at: Instant,
     failed: Option<LostReason>,
@@ -78,6 +82,7 @@ impl Outlet {
                 staged_bytes: 0,
                 written: 0,
                 blocked_since: None,
+                taken_since: 0,
                 spoke_at: Instant::now(),
                 failed: None,
             }),
@@ -126,6 +131,10 @@ impl Outlet {
         Ok(!self.queue().link.is_empty())
     }
 
+    pub(super) fn queued_bytes(&self) -> usize {
+        self.queue().bytes
+    }
+
     pub(super) fn set_shape(&self, shape: LinkShape) {
         self.queue().link.set_shape(shape);
     }
@@ -154,7 +163,7 @@ impl Outlet {
         self.blocked.load(Ordering::Acquire)
     }
 
-    /// Since when the socket has taken nothing of what waits for it.
+    /// Since when the socket has taken next to nothing of what waits for it.
     pub(super) fn blocked_since(&self) -> Option<Instant> {
         self.writer.try_lock().ok().and_then(|writer| writer.blocked_since)
     }
@@ -199,7 +208,7 @@ impl Outlet {
                     writer.spoke_at = now;
                     writer.written += written;
                     let blocked = written < wanted;
-                    writer.blocked_since = blocked.then_some(now);
+                    writer.note_taken(written, blocked, now);
                     self.blocked.store(blocked, Ordering::Release);
                     self.retire(writer);
                     if blocked {
@@ -253,6 +262,16 @@ impl Outlet {
 }
 
 impl Writer {
+    /// The socket took this many bytes, and all of them unless it is blocked.
+    fn note_taken(&mut self, bytes: usize, blocked: bool, now: Instant) {
+        self.taken_since += bytes;
+        if !blocked {
+            (self.blocked_since, self.taken_since) = (None, 0);
+        } else if self.blocked_since.is_none() || self.taken_since >= PROGRESS_BYTES {
+            (self.blocked_since, self.taken_since) = (Some(now), 0);
+        }
+    }
+
     fn stage(&mut self, sealed: Sealed) {
         self.staged_bytes += sealed.wire_bytes();
         self.staged.push_back(sealed);

@@ -4,14 +4,17 @@ use super::channel::Channel;
 use super::config::Config;
 use super::handshake::{HELLO_BYTES, HandshakeError, Hello, Status};
 use super::tls::Tls;
-use std::collections::BTreeMap;
+use crate::complaints::Complaints;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// After a failed accept (no file descriptors, most likely) a listener rests this long.
 const ACCEPT_REST: Duration = Duration::from_secs(1);
+/// Connections that are accepted in one turn of the network thread, so that a flood of them leaves it time for peers.
+const ACCEPTED_PER_TURN: usize = 16;
 
 /// Accepts connections and reads one hello from each; holds a bounded number of them.
 pub(super) struct Reception {
@@ -20,6 +23,7 @@ pub(super) struct Reception {
     rests_until: Option<Instant>,
     guests: BTreeMap<u64, Guest>,
     guests_seen: u64,
+    pub(super) complaints: Complaints,
 }
 
 /// A connection in its handshake.
@@ -39,6 +43,7 @@ impl Reception {
             rests_until: None,
             guests: BTreeMap::new(),
             guests_seen: 0,
+            complaints: Complaints::new(),
         }
     }
 
@@ -52,10 +57,9 @@ impl Reception {
         self.guests.clear();
     }
 
-    /// The listeners to wait for: none while all places are taken, or after a failure.
+    /// The listeners to wait for: none after a failure.
     pub(super) fn listeners(&self) -> &[TcpListener] {
-        let full = self.guests.len() >= self.config.bounds.handshakes_max;
-        if full || self.rests_until.is_some() { &[] } else { &self.listeners }
+        if self.rests_until.is_some() { &[] } else { &self.listeners }
     }
 
     pub(super) fn guests(&self) -> impl Iterator<Item = (u64, &TcpStream)> {
@@ -64,7 +68,7 @@ impl Reception {
 
     /// Accepts the connections that wait at a listener.
     pub(super) fn accept(&mut self, index: usize, now: Instant) {
-        while self.guests.len() < self.config.bounds.handshakes_max {
+        for _ in 0..ACCEPTED_PER_TURN {
             let accepted = self.listeners[index].accept().and_then(|(stream, address)| {
                 stream.set_nonblocking(true)?;
                 stream.set_nodelay(true)?;
@@ -72,6 +76,9 @@ impl Reception {
             });
             match accepted {
                 Ok((stream, address)) => {
+                    if self.guests.len() >= self.config.bounds.handshakes_max {
+                        self.make_room();
+                    }
                     let deadline = now + self.config.timing.handshake;
                     let session = self.config.tls(address.ip()).map(Tls::accept);
                     let channel = Channel::new(stream, session);
@@ -82,12 +89,28 @@ impl Reception {
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept connections for a moment");
+                    if self.complaints.may_write(now) {
+                        tracing::warn!(%error, "cannot accept connections for a moment");
+                    }
                     self.rests_until = Some(now + ACCEPT_REST);
                     return;
                 }
             }
         }
+    }
+
+    /// Drops a guest for the next one: the oldest of the address that most guests come from, which are hardly all nodes.
+    fn make_room(&mut self) {
+        let mut crowds: HashMap<IpAddr, usize> = HashMap::new();
+        for guest in self.guests.values() {
+            *crowds.entry(guest.address.ip()).or_default() += 1;
+        }
+        let Some((&crowd, _)) = crowds.iter().max_by_key(|(_, guests)| **guests) else { return };
+        let mut of_crowd = self.guests.extract_if(.., |_, guest| guest.address.ip() == crowd);
+        let Some((_, oldest)) = of_crowd.next() else { return };
+        drop(of_crowd);
+        let bytes = oldest.filled;
+        self.refuse(&oldest, &HandshakeError::Crowded { bytes });
     }
 
     /// Reads on from a guest. Returns it once its hello is complete and right.
@@ -98,7 +121,7 @@ impl Reception {
             Ok(Some(hello)) => self.guests.remove(&number).map(|guest| (guest, hello)),
             Err(error) => {
                 let guest = self.guests.remove(&number)?;
-                guest.refuse(&self.config, &error);
+                self.refuse(&guest, &error);
                 None
             }
         }
@@ -107,10 +130,22 @@ impl Reception {
     /// Drops connections that took too long, and lets a rested listener accept again.
     pub(super) fn keep_house(&mut self, now: Instant) {
         self.rests_until.take_if(|until| *until <= now);
+        self.complaints.keep_house(now);
         let late = self.guests.extract_if(.., |_, guest| guest.deadline <= now);
         for (_, guest) in late.collect::<Vec<_>>() {
             let waited = self.config.timing.handshake;
-            guest.refuse(&self.config, &HandshakeError::Timeout { waited, bytes: guest.filled });
+            self.refuse(&guest, &HandshakeError::Timeout { waited, bytes: guest.filled });
+        }
+    }
+
+    /// A line for us, unless there were many, and an answer for a peer that would understand it.
+    pub(super) fn refuse(&mut self, guest: &Guest, error: &HandshakeError) {
+        if self.complaints.may_write(Instant::now()) {
+            tracing::warn!(address = %guest.address, reason = %error, "refused a connection");
+        }
+        if let Some(status) = error.answer() {
+            // The peer is being refused anyway, so a failed answer does not matter.
+            _ = guest.answer(&self.config, status);
         }
     }
 }
@@ -141,14 +176,5 @@ impl Guest {
             _ => self.channel.write_vectored(&mut [IoSlice::new(&answer)])?,
         };
         if written == HELLO_BYTES { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
-    }
-
-    /// One line for us, one answer for a peer that would understand it.
-    pub(super) fn refuse(&self, config: &Config, error: &HandshakeError) {
-        tracing::warn!(address = %self.address, reason = %error, "refused a connection");
-        if let Some(status) = error.answer() {
-            // The peer is being refused anyway, so a failed answer does not matter.
-            _ = self.answer(config, status);
-        }
     }
 }

@@ -19,7 +19,11 @@ pub(super) enum Command {
     Adopt(Arc<Outlet>),
     /// The peer's events were taken: read from it again.
     Resume(Peer),
+    /// The peer was struck: close its connection.
+    Dismiss(Peer),
     Shutdown,
+    /// A shutdown without a word to anyone.
+    Vanish,
 }
 
 pub(super) struct Shared {
@@ -124,6 +128,10 @@ impl Shared {
             self.wake(gate);
         }
         Ok(())
+    }
+
+    pub(super) fn queued_bytes(&self, peer: Peer) -> usize {
+        self.outlet(peer).map_or(0, |outlet| outlet.queued_bytes())
     }
 
     /// Shapes the link to a peer, if it is still there.

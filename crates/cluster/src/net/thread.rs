@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 /// Messages that are received in one turn are handed on together up to this much: waking another
 /// thread costs as much as receiving a message.
 const DELIVERED_BYTES: usize = 256 << 10;
+/// Handshakes that are taken on in one turn: each may cost a signature, and peers wait meanwhile.
+const GUESTS_PER_TURN: usize = 4;
 
 pub(super) struct NetThread {
     config: Arc<Config>,
@@ -87,8 +89,12 @@ impl NetThread {
             let due = if self.shared.doze() { self.next_due(now) } else { now };
             self.wait(due.saturating_duration_since(now), &mut ready)?;
             let now = Instant::now();
+            let mut guests = 0;
             for (source, flags) in ready.drain(..) {
-                self.attend_to(source, flags, now)?;
+                guests += usize::from(matches!(source, Source::Guest(_)));
+                if guests <= GUESTS_PER_TURN || !matches!(source, Source::Guest(_)) {
+                    self.attend_to(source, flags, now)?;
+                }
             }
         }
     }
@@ -177,7 +183,17 @@ impl NetThread {
                     connection.heard_at = Instant::now();
                 }
             }
+            Command::Dismiss(peer) => {
+                if let Some(connection) = self.connections.remove(&peer) {
+                    // If this fails, the connection is gone already.
+                    _ = connection.outlet.channel.stream.shutdown(Shutdown::Both);
+                }
+            }
             Command::Shutdown => self.leave(),
+            Command::Vanish => {
+                self.connections.clear();
+                self.leave();
+            }
         }
     }
 
@@ -196,12 +212,12 @@ impl NetThread {
         let limits = self.config.limits.agree(hello.limits);
         let counters = match self.shared.enrol(hello.identity.clone(), guest.address) {
             Ok(counters) => counters,
-            Err(error) => return guest.refuse(&self.config, &error),
+            Err(error) => return self.reception.refuse(&guest, &error),
         };
         let peer = counters.peer;
         if let Err(error) = guest.answer(&self.config, Status::Welcome) {
             self.shared.strike(peer);
-            return guest.refuse(&self.config, &error.into());
+            return self.reception.refuse(&guest, &error.into());
         }
         let Guest { channel, address, .. } = guest;
         let outlet = Arc::new(Outlet::new(channel, counters, limits, &self.config));
@@ -286,6 +302,7 @@ impl NetThread {
         let counters = &connection.outlet.counters;
         let (node, address) = (&counters.identity.name, counters.address);
         match &reason {
+            _ if !self.reception.complaints.may_write(Instant::now()) => {}
             LostReason::Goodbye => tracing::info!(node, %address, "a node left"),
             reason => tracing::warn!(node, %address, %reason, "lost a node"),
         }
