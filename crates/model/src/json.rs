@@ -1,7 +1,7 @@
 //! JSON files of a model folder, read with a limit on their size.
 
 use crate::error::ModelError;
-use std::fs::File;
+use crate::regular;
 use std::io::Read;
 use std::path::Path;
 
@@ -9,7 +9,7 @@ const BYTES_MAX: u64 = 1 << 24;
 
 /// The bytes of a JSON file.
 pub(crate) fn read_bounded(path: &Path) -> Result<Vec<u8>, ModelError> {
-    let file = File::open(path).map_err(|source| ModelError::io(path, source))?;
+    let file = regular::open(path).map_err(|source| ModelError::io(path, source))?;
     let mut bytes = Vec::new();
     file.take(BYTES_MAX + 1)
         .read_to_end(&mut bytes)

@@ -13,6 +13,7 @@ mod jinja;
 mod json;
 mod model;
 mod names;
+mod regular;
 mod source;
 mod stored;
 pub mod testing;

@@ -5,6 +5,7 @@ mod decoder;
 mod gguf;
 mod huggingface;
 mod pretokenize;
+mod screening;
 mod sentencepiece;
 mod special;
 mod vocabulary;

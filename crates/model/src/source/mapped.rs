@@ -1,6 +1,7 @@
 //! A file mapped into memory: the crate's one unsafe spot.
 
 use crate::error::ModelError;
+use crate::regular;
 use memmap2::Mmap;
 use std::fs::{File, Metadata};
 use std::ops::Deref;
@@ -18,11 +19,8 @@ impl MappedFile {
     /// Maps a file that is not empty.
     #[allow(unsafe_code)]
     pub(crate) fn open(path: &Path) -> Result<Self, ModelError> {
-        let file = File::open(path).map_err(|source| ModelError::io(path, source))?;
+        let file = regular::open(path).map_err(|source| ModelError::io(path, source))?;
         let about = file.metadata().map_err(|source| ModelError::io(path, source))?;
-        if !about.is_file() {
-            return Err(ModelError::malformed(path, "not a regular file"));
-        }
         if about.len() == 0 {
             return Err(ModelError::malformed(path, "the file is empty"));
         }

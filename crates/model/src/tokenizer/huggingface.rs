@@ -2,9 +2,11 @@
 
 use super::control::{ControlToken, ControlTokens};
 use super::vocabulary::{ByteAlphabet, Vocabulary, fallback_byte};
-use super::{Engine, Shared, Tokenizer, TokenizerError, VOCAB_SIZE_MAX, special};
+use super::{Engine, Shared, Tokenizer, TokenizerError, VOCAB_SIZE_MAX, screening, special};
+use crate::regular;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -27,11 +29,9 @@ pub(super) fn load(folder: &Path) -> Result<Tokenizer, TokenizerError> {
     let mut hash = Sha256::new();
     let bytes = read(&path, &mut hash)?;
     let wrong = |reason: String| TokenizerError::Parse { path: path.clone(), reason };
-    let mut engine =
-        tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| wrong(error.to_string()))?;
-    settle(&mut engine).map_err(wrong)?;
     let config = load_config(folder, &mut hash)?;
-    let mut shared = build(engine, &config).map_err(wrong)?;
+    let mut shared =
+        read_engine(&bytes).and_then(|engine| build(engine, &config)).map_err(wrong)?;
     shared.files_sha256 = Some(hash.finalize().into());
     Ok(Tokenizer::new(shared))
 }
@@ -39,12 +39,13 @@ pub(super) fn load(folder: &Path) -> Result<Tokenizer, TokenizerError> {
 /// Reads a file, and hashes what was read: the tokenizer depends on nothing else.
 fn read(path: &Path, hash: &mut Sha256) -> Result<Vec<u8>, TokenizerError> {
     let wrong = |source| TokenizerError::Read { path: path.to_owned(), source };
-    let bytes = std::fs::metadata(path).map_err(wrong)?.len();
-    if bytes > FILE_BYTES_MAX {
-        let reason = format!("{bytes} bytes; a tokenizer has at most {FILE_BYTES_MAX}");
+    let mut bytes = Vec::new();
+    let file = regular::open(path).map_err(wrong)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(wrong)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        let reason = format!("a tokenizer has at most {FILE_BYTES_MAX} bytes");
         return Err(TokenizerError::Parse { path: path.to_owned(), reason });
     }
-    let bytes = std::fs::read(path).map_err(wrong)?;
     hash.update(path.file_name().unwrap_or_default().as_encoded_bytes());
     hash.update((bytes.len() as u64).to_le_bytes());
     hash.update(&bytes);
@@ -68,6 +69,20 @@ fn load_json(path: PathBuf, hash: &mut Sha256) -> Result<TokenizerConfig, Tokeni
     }
     serde_json::from_slice(&read(&path, hash)?)
         .map_err(|error| TokenizerError::Parse { path, reason: error.to_string() })
+}
+
+/// Has the library read a file that it can read.
+fn read_engine(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+    screening::check(bytes)?;
+    // What is let in has not been seen to panic, but the library does not promise it.
+    let read = std::panic::catch_unwind(|| {
+        let read = tokenizers::Tokenizer::from_bytes(bytes);
+        let mut engine = read.map_err(|error| error.to_string())?;
+        settle(&mut engine)?;
+        template_prefix(&engine)?;
+        Ok(engine)
+    });
+    read.unwrap_or_else(|_| Err("the tokenizers library cannot read this file".to_owned()))
 }
 
 /// Makes encoding a function of the text alone that cannot fail.
