@@ -126,18 +126,27 @@ __device__ __forceinline__ void ring_fill(const Ring& ring, const Unit* units, i
 }
 
 // One unit, by the groups that attend. Gives the items of the ring used so far.
-__device__ __forceinline__ int attend_unit(const Ring& ring, int item, const Unit& unit, int kv_head, const bf16* query,
+__device__ __forceinline__ int attend_unit(const Ring& ring, int item, Unit unit, int kv_head, const bf16* query,
                                            const Outputs& to) {
-    int pair = threadIdx.x / WARP * 16, count = unit.rows * GROUP;
+    int2 keys = keys_of(unit);
+    int pair = threadIdx.x / WARP * 16, group_pair = 64 * group_of_warps();
+    if (unit.partial == NO_PARTIAL && unit.split > 0) {
+        // The halves stand apart: each group has one as its own tile.
+        u32 skipped = group_of_warps() * (64 / GROUP + unit.split);
+        unit.first_row += skipped;
+        unit.position += skipped;
+        unit.rows = 64 / GROUP;
+        pair -= group_pair;
+        group_pair = 0;
+    }
+    int count = unit.rows * GROUP;
     Pairs pairs;
     load_pairs(pairs, query, unit, kv_head, pair);
     Running running, total;
     clear(running);
     clear(total);
-    int2 keys = keys_of(unit);
     int blocks = max(0, (keys.y - keys.x + BLOCK - 1) / BLOCK);
     // Blocks beyond all rows of the four warps would change nothing.
-    int group_pair = 64 * group_of_warps();
     int last = group_pair < count ? (int)unit.position + min(group_pair + 63, count - 1) / GROUP : -1;
     int own = last < keys.x ? 0 : min(blocks, (last - keys.x) / BLOCK + 1);
     int end = item + 2 * blocks;

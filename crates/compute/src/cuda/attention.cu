@@ -21,8 +21,9 @@
 #define PANEL (BLOCK * 64)
 #define SLOT (PANELS * PANEL)
 
-// A tile, and one of its splits; all of them where `partial` is NO_PARTIAL. Otherwise `partial` counts pairs of all
-// splits before it.
+// A tile, and one of its splits; then `partial` counts pairs of all splits before it. All of them where `partial` is
+// NO_PARTIAL. Then `split` counts the prompt's rows between the tile's two halves, which need not stand together (in
+// attend_hopper.cu alone; they do where it is 0).
 struct Unit {
     u32 first_row, rows, slot, position, split, partial;
 };
@@ -132,7 +133,7 @@ __device__ __forceinline__ u32 page_at(const Context& context, int index) {
 __device__ __forceinline__ int2 keys_of(const Unit& unit) {
     bool whole = unit.partial == NO_PARTIAL;
     int begin = whole ? 0 : (int)unit.split * SPLIT;
-    int end = (int)(unit.position + unit.rows);
+    int end = (int)(unit.position + unit.rows + (whole ? unit.split : 0));
     if (!whole) end = min(end, begin + SPLIT);
     if (WINDOW > 0) begin = max(begin, ((int)unit.position - WINDOW + 1) / BLOCK * BLOCK);
     return make_int2(begin, end);
@@ -353,6 +354,17 @@ __device__ __forceinline__ void store(Running& total, Running& running, const Un
     }
 }
 
+// Where FEW_KEPT is 1, what a warp has of the splits before stands in shared memory: it is needed seldom, and registers
+// are few.
+__device__ __forceinline__ void set_aside(float* kept, const Running& total) {
+#pragma unroll
+    for (int i = 0; i < FEW_KEPT * PANELS * 32; i++) kept[i * WARP + threadIdx.x] = total.out[i / 32][i % 32];
+}
+__device__ __forceinline__ void recall(Running& total, const float* kept) {
+#pragma unroll
+    for (int i = 0; i < FEW_KEPT * PANELS * 32; i++) total.out[i / 32][i % 32] = kept[i * WARP + threadIdx.x];
+}
+
 // Grid: units * KV_HEADS; one warp, with at most 16 pairs. The ring's slots hold keys and values in turn.
 extern "C" __global__ void __launch_bounds__(WARP)
     attend_few(const Unit* units, const bf16* query, const bf16* pages, const u32* tables, u32 table_width,
@@ -361,6 +373,11 @@ extern "C" __global__ void __launch_bounds__(WARP)
     Unit unit = units[blockIdx.x / KV_HEADS];
     int kv_head = blockIdx.x % KV_HEADS;
     Context context = context_of(unit, pages, tables, table_width, kv_head);
+    float* kept = (float*)(shared + FEW_SLOTS * SLOT);
+    Running running, total;
+    clear(running);
+    clear(total);
+    set_aside(kept, total);
     await_earlier();
     int ahead = 0; // slots fetched or left out
     auto fetch_next = [&](bf16* slot) {
@@ -373,9 +390,6 @@ extern "C" __global__ void __launch_bounds__(WARP)
     for (int slot = 0; slot < FEW_SLOTS; slot++) fetch_next(shared + slot * SLOT);
     Pairs pairs;
     load_pairs(pairs, query, unit, kv_head, 0);
-    Running running, total;
-    clear(running);
-    clear(total);
     bf16* slot = shared;
     auto turn = [&]() {
         __syncwarp();
@@ -383,7 +397,11 @@ extern "C" __global__ void __launch_bounds__(WARP)
         slot = slot == shared + (FEW_SLOTS - 1) * SLOT ? shared : slot + SLOT;
     };
     for (int key = context.begin; key < context.end; key += BLOCK) {
-        if (key % SPLIT == 0) fold(total, running);
+        if (key % SPLIT == 0 && key > context.begin) {
+            recall(total, kept);
+            fold(total, running);
+            set_aside(kept, total);
+        }
         float scores[32];
         copies_wait<FEW_SLOTS - 1>();
         __syncwarp();
@@ -397,6 +415,7 @@ extern "C" __global__ void __launch_bounds__(WARP)
         add_values(running, weights, slot);
         turn();
     }
+    recall(total, kept);
     store(total, running, unit, kv_head, 0, Outputs{attended, partial_out, partial_sums});
 }
 

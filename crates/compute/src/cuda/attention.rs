@@ -11,6 +11,8 @@ const SPLIT: usize = 1024;
 const WARP_PAIRS: usize = 16;
 /// Pairs that a block handles whose warps share keys and values.
 const MANY_PAIRS: usize = MANY_WARPS * WARP_PAIRS;
+/// Tiles are balanced where a prompt's rows are at least one of so many positions.
+const BALANCED_SHARE: u32 = 8;
 /// Marks a unit that is a whole tile.
 const NO_PARTIAL: u32 = u32::MAX;
 
@@ -23,6 +25,7 @@ pub(super) struct Unit {
     slot: u32,
     /// Of the first row.
     position: u32,
+    /// Of a whole tile: the prompt's rows between its halves.
     split: u32,
     /// Pairs with partials before it.
     partial: u32,
@@ -58,6 +61,8 @@ pub(super) struct Cut {
     pub(super) kv_heads: usize,
     /// Multiprocessors of the device.
     pub(super) processors: usize,
+    /// Whether the halves of a tile of many pairs may stand apart.
+    pub(super) halves: bool,
     /// Pairs of row and query head for whose partials there is room.
     pub(super) partials: usize,
 }
@@ -96,6 +101,10 @@ impl Tiling {
         // With fewer blocks than these, too few bytes are under way; with more, partials cost more than they bring.
         tiling.few = tiling.split(few, cut, cut.processors * 3 / 2, &mut partial);
         tiling.many = tiling.split(many, cut, cut.processors / 2, &mut partial);
+        // With at most one tile for each block, all wait for the longest.
+        if cut.halves && tiling.many.len() * cut.kv_heads <= cut.processors {
+            tiling.many = balanced(tiling.many, (MANY_PAIRS / 2 / cut.group) as u32);
+        }
         tiling
     }
 
@@ -131,12 +140,37 @@ impl Tiling {
     }
 }
 
+/// Tiles of a prompt's rows, remade so that all take about as long: each has one half of earlier rows, and one of later.
+fn balanced(mut units: Vec<Unit>, half: u32) -> Vec<Unit> {
+    units.sort_by_key(|unit| unit.first_row);
+    let full = |unit: &Unit| unit.partial == NO_PARTIAL && unit.rows == 2 * half;
+    let follows = |before: &Unit, unit: &Unit| {
+        let next = unit.first_row == before.first_row + before.rows;
+        let same = unit.slot == before.slot && unit.position == before.position + before.rows;
+        next && same && full(before) && full(unit)
+    };
+    for tiles in units.chunk_by_mut(follows) {
+        let (first, count) = (tiles[0], tiles.len() as u32);
+        let rows = count * first.rows;
+        // Where rows differ little in length, two halves that end together are faster.
+        if !full(&first) || rows * BALANCED_SHARE < first.position + rows {
+            continue;
+        }
+        for (number, tile) in (0..count).zip(tiles) {
+            tile.first_row = first.first_row + number * half;
+            tile.position = first.position + number * half;
+            tile.split = 2 * (count - 1 - number) * half;
+        }
+    }
+    units
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::ops::Range;
 
-    const CUT: Cut = Cut { group: 4, kv_heads: 2, processors: 100, partials: 1000 };
+    const CUT: Cut = Cut { group: 4, kv_heads: 2, processors: 100, halves: false, partials: 1000 };
 
     fn rows(prompts: &[(u32, Range<u32>)]) -> Vec<Row> {
         let row = |slot, position| Row { slot, position, page: 0, token: 0 };
@@ -173,5 +207,33 @@ mod tests {
         assert_eq!(tiling.few.len(), 9 + 2);
         let tiling = Tiling::of(&rows(&prompts), &CUT);
         assert_eq!(tiling.few.len(), 90, "180 blocks keep 100 processors busy");
+    }
+
+    #[test]
+    fn halves_stand_apart_where_blocks_have_one_tile_each() {
+        let rows = rows(&[(0, 600..856), (1, 100..101), (2, 4000..4064), (3, 0..40)]);
+        let cut = Cut { halves: true, partials: 0, ..CUT };
+        let tiling = Tiling::of(&rows, &cut);
+        let mut covered = Vec::new();
+        for unit in [&tiling.many[..], &tiling.few[..]].concat() {
+            let half = unit.rows.min(16);
+            let second = unit.first_row + half + unit.split;
+            for row in
+                (unit.first_row..unit.first_row + half).chain(second..second + unit.rows - half)
+            {
+                covered.push(row);
+                let (row, first) = (rows[row as usize], rows[unit.first_row as usize]);
+                assert_eq!(row.slot, unit.slot);
+                assert_eq!(first.position, unit.position);
+            }
+        }
+        covered.sort_unstable();
+        assert_eq!(covered, (0..rows.len() as u32).collect::<Vec<_>>());
+        let apart =
+            |slot| tiling.many.iter().filter(|unit| unit.slot == slot && unit.split > 0).count();
+        // Of eight tiles one has its halves together. The third prompt's rows are as long as each other.
+        assert_eq!((apart(0), apart(2), apart(3)), (7, 0, 0));
+        let crowded = Tiling::of(&rows, &Cut { processors: 20, ..cut });
+        assert!(crowded.many.iter().all(|unit| unit.split == 0), "more tiles than blocks");
     }
 }

@@ -16,6 +16,10 @@ use std::sync::Arc;
 const PANEL_BYTES: usize = 64 * 64 * 2;
 /// Keys and values that a warp which decodes has room for.
 const FEW_SLOTS: usize = 3;
+/// Bytes that what it has of the splits before takes in shared memory for every 64 dimensions.
+const KEPT_BYTES: usize = 64 * 16 * 4;
+/// Such warps that a multiprocessor is to have room for.
+const FEW_BLOCKS: usize = 4;
 /// Warps of a block that shares keys and values; on Hopper four more fetch them.
 pub(super) const MANY_WARPS: usize = 8;
 const HOPPER_WARPS: usize = MANY_WARPS + 4;
@@ -80,6 +84,8 @@ pub(super) struct Module {
     pub(super) combine: Kernel,
     /// Blocks of `attend_many` at most: each of them goes on to the next unit where it is Hopper's.
     pub(super) many_blocks: u32,
+    /// Whether `attend_many` is Hopper's.
+    pub(super) hopper: bool,
 }
 
 /// Whether `attend_many` is Hopper's, given that the device is.
@@ -104,7 +110,7 @@ fn compiled(options: &[String], hopper: bool) -> Result<Vec<u8>, String> {
 fn options(
     config: &ModelConfig,
     architecture: &str,
-    many_stages: usize,
+    (many_stages, few_kept): (usize, bool),
     half: Half,
 ) -> Vec<String> {
     // exp(x) is computed as 2^(x · log2 e).
@@ -120,6 +126,7 @@ fn options(
         ("WINDOW", config.sliding_window.unwrap_or(0).to_string()),
         ("SCORE_SCALE", format!("{score_scale:e}")),
         ("FEW_SLOTS", FEW_SLOTS.to_string()),
+        ("FEW_KEPT", u32::from(few_kept).to_string()),
         ("MANY_WARPS", MANY_WARPS.to_string()),
         ("MANY_STAGES", many_stages.to_string()),
     ];
@@ -142,9 +149,13 @@ impl Module {
             let what = format!("head_dim {} on this GPU", config.head_dim);
             return Err(ComputeError::Shape { what });
         }
+        let (few_bytes, kept_bytes) =
+            (FEW_SLOTS * slot_bytes, config.head_dim.div_ceil(64) * KEPT_BYTES);
+        let few_kept = FEW_BLOCKS * (few_bytes + kept_bytes) <= shared_bytes;
         let hopper = device.is_hopper() && fits_hopper(config);
         let architecture = device.architecture() + if hopper { "a" } else { "" };
-        let code = compiled(&options(config, &architecture, many_stages, device.half), hopper)
+        let options = options(config, &architecture, (many_stages, few_kept), device.half);
+        let code = compiled(&options, hopper)
             .map_err(|reason| device.error("compile its kernels", reason))?;
         let code = Ptx::from_binary(code);
         let module = device.context.load_module(code).map_err(device.failed("load its kernels"))?;
@@ -171,9 +182,14 @@ impl Module {
                 many_warps as u32 * WARP,
                 many_stages * 2 * slot_bytes + if hopper { BARRIER_BYTES } else { 0 },
             )?,
-            attend_few: kernel("attend_few", WARP, FEW_SLOTS * slot_bytes)?,
+            attend_few: kernel(
+                "attend_few",
+                WARP,
+                few_bytes + if few_kept { kept_bytes } else { 0 },
+            )?,
             combine: kernel("combine", COMBINE_THREADS, 0)?,
             many_blocks,
+            hopper,
             device: device.clone(),
         })
     }
@@ -315,7 +331,7 @@ mod tests {
         ] {
             let hopper = architecture == "sm_90a";
             let half = if architecture == "sm_75" { Half::F16 } else { Half::Bf16 };
-            let options = options(config, architecture, 2, half);
+            let options = options(config, architecture, (2, hopper), half);
             if let Err(complaint) = text::compile(&text::source(hopper), &options) {
                 panic!("for {architecture}: {complaint}");
             }

@@ -67,6 +67,7 @@ impl Pages {
             group: config.heads / config.kv_heads,
             kv_heads: config.kv_heads,
             processors: device.processors()?,
+            halves: module.hopper && config.sliding_window.is_none(),
             partials: PARTIAL_BYTES / (config.kv_heads * (config.head_dim + 2) * size_of::<f32>()),
         };
         let pairs = cut.partials * config.kv_heads;
