@@ -5,6 +5,7 @@ use crate::fabric::{Fabric, FabricEvent};
 use crate::layout::Layout;
 use crate::report::NodeReport;
 use crate::stats::{RunStats, Setting};
+use glinthawk_model::ModelConfig;
 use glinthawk_protocol::{
     Completion, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Finish, Generated,
     Home, Launch, Prompt, PromptId, PromptStanding, Rejection, StepId,
@@ -59,6 +60,7 @@ impl Engine {
     /// An engine over `fabric`, whose lanes have `lane_pages` pages.
     pub fn new(
         fabric: Box<dyn Fabric>,
+        model: &ModelConfig,
         layout: &Layout,
         lane_pages: Vec<u32>,
         setting: Setting,
@@ -67,7 +69,7 @@ impl Engine {
             setting,
             dispatcher: Dispatcher::new(DispatcherConfig {
                 run_ahead: fabric.runs_ahead(),
-                ..layout.dispatcher(lane_pages)
+                ..layout.dispatcher(model, lane_pages)
             }),
             fabric,
             launches: Vec::new(),
@@ -319,7 +321,8 @@ mod tests {
             page_bytes: 0,
             max_context: layout.context_max,
         };
-        let mut engine = Engine::new(fabric, &layout, vec![4; lanes], setting);
+        let model = ModelConfig::shape("llama3-8b").expect("a known shape");
+        let mut engine = Engine::new(fabric, &model, &layout, vec![4; lanes], setting);
         let prompt = Prompt { tokens: vec![5], tokens_max: 3, ..Prompt::default() };
         engine.submit(prompt).expect("it fits");
         engine

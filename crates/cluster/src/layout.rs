@@ -4,7 +4,9 @@ use crate::error::ClusterError;
 use glinthawk_compute::{ContextSpec, ContextType, CpuContext, SliceSpec};
 use glinthawk_flight::{ShardId, pages_for};
 use glinthawk_model::{ModelConfig, even_slices};
-use glinthawk_protocol::{DispatcherConfig, LaneShape, Merge, OVERSUBSCRIPTION, lane_pages};
+use glinthawk_protocol::{
+    DispatcherConfig, LaneShape, Merge, OVERSUBSCRIPTION, lane_flights, lane_pages,
+};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -153,7 +155,7 @@ impl Layout {
 
     /// The flights of a lane.
     pub fn flights_of(&self, lane: u32) -> Range<u32> {
-        self.dispatcher(Vec::new()).flights_of(lane)
+        lane_flights(self.flights, self.own_lane(), lane)
     }
 
     fn lane_shapes(&self) -> impl Iterator<Item = LaneShape> {
@@ -247,9 +249,13 @@ impl Layout {
     }
 
     /// What the dispatcher needs; `lane_pages` is the fewest that any slice's worker has on a lane.
-    pub fn dispatcher(&self, lane_pages: Vec<u32>) -> DispatcherConfig {
+    pub fn dispatcher(&self, config: &ModelConfig, lane_pages: Vec<u32>) -> DispatcherConfig {
+        let weights_bytes = 2 * config.layers * config.layer_parameters();
         DispatcherConfig {
             flights: self.flights,
+            slices: self.slices as u32,
+            pipelines: (self.pipelines * self.local_lanes.max(1)) as u32,
+            weights_positions: (weights_bytes / config.context_bytes_per_token()).max(1) as u64,
             batch: self.batch,
             own_lane: self.own_lane(),
             chunk: self.chunk,

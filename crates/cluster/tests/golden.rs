@@ -243,7 +243,7 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
             .expect("the engine loads")
     };
     let run = |fabric: Box<dyn Fabric>, cases: &[Case]| {
-        let mut engine = Engine::new(fabric, &layout, vec![pages; 2], setting());
+        let mut engine = Engine::new(fabric, model.config(), &layout, vec![pages; 2], setting());
         for (index, case) in cases.iter().enumerate() {
             let prompt = Prompt {
                 tokens: case.prompt_ids.clone(),

@@ -53,7 +53,8 @@ fn launch_here(
     };
     let kinds = opened.kinds(*isa, &resolved.topology)?;
     let setting = resolved.setting(opened, &kinds, *threads, memory_bytes);
-    let engine = Engine::new(fabric, layout, vec![pages; layout.local_lanes], setting);
+    let engine =
+        Engine::new(fabric, model.config(), layout, vec![pages; layout.local_lanes], setting);
     Ok(Running { engine, kinds, _processes: None })
 }
 
@@ -124,6 +125,6 @@ fn launch_cluster(
     let memory_bytes = mustered.context_memory_bytes;
     let setting = resolved.setting(opened, &kinds, mustered.threads, memory_bytes);
     let (fabric, layout) = (Box::new(mustered.fabric), &mustered.layout);
-    let engine = Engine::new(fabric, layout, mustered.lane_pages, setting);
+    let engine = Engine::new(fabric, opened.model.config(), layout, mustered.lane_pages, setting);
     Ok(Running { engine, kinds, _processes: processes })
 }

@@ -115,6 +115,11 @@ impl Shape {
         self.slice_bytes(self.layers, true, true)
     }
 
+    /// Positions of context that are as many bytes as the layers' weights.
+    pub fn weights_positions(&self) -> u64 {
+        ((self.layer_bytes() / self.context_bytes_per_layer()) as u64).max(1)
+    }
+
     /// Context bytes of one token in one layer: a key and a value.
     pub fn context_bytes_per_layer(&self) -> f64 {
         (2 * self.kv_width * self.value_bytes) as f64

@@ -233,9 +233,10 @@ impl<'a> Machine<'a> {
     }
 
     /// Whether the shard has only one row yet: prompts arrive one by one, and each launches a shard while one is
-    /// home.
+    /// home. Only a flight for each slice is used at first, and prompts for a full one wait when another is opened.
     fn has_one_row(&self, shard: u32) -> bool {
-        self.one_by_one && self.shards[shard as usize].step == 0
+        let flight = shard as usize / self.lanes;
+        self.one_by_one && self.shards[shard as usize].step == 0 && flight < self.program.nodes
     }
 
     fn rows(&self, shard: u32) -> usize {

@@ -75,6 +75,9 @@ fn protocol_seconds(configuration: &Configuration, steps: u32) -> f64 {
         works_max: 1,
         dispatcher: DispatcherConfig {
             flights,
+            slices: configuration.slices.len() as u32,
+            pipelines: 1,
+            weights_positions: configuration.shape.weights_positions(),
             batch,
             own_lane: None,
             chunk: 1,

@@ -37,6 +37,9 @@ fn cluster(lane_pages: Vec<u32>, own_lane: Option<LaneShape>) -> SimulatedCluste
         works_max: 1,
         dispatcher: DispatcherConfig {
             flights: 1,
+            slices: 1,
+            pipelines: 1,
+            weights_positions: 1_000,
             batch: 64,
             own_lane,
             chunk: 64,

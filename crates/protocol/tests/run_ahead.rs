@@ -130,6 +130,9 @@ fn scenario(seed: u64) -> (DispatcherConfig, Vec<(usize, Prompt)>) {
     let pages = u64::from(context_max.div_ceil(16));
     let config = DispatcherConfig {
         flights: random.within(1, 2) as u32,
+        slices: 1,
+        pipelines: 1,
+        weights_positions: 100,
         batch: random.within(1, 24) as u32,
         own_lane: None,
         chunk: random.within(1, 40) as u32,
@@ -195,6 +198,9 @@ fn completions_do_not_depend_on_running_ahead() {
 fn a_step_is_launched_ahead_of_every_token_but_the_first() {
     let config = DispatcherConfig {
         flights: 1,
+        slices: 1,
+        pipelines: 1,
+        weights_positions: 100,
         batch: 8,
         own_lane: None,
         chunk: 8,

@@ -96,6 +96,9 @@ fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
         works_max: random.within(1, 3) as usize,
         dispatcher: DispatcherConfig {
             flights: random.within(1, 4) as u32,
+            slices: random.within(1, 3) as u32,
+            pipelines: 1,
+            weights_positions: random.within(1, 1000),
             batch: random.within(1, 24) as u32,
             own_lane: (random.within(0, 3) == 0).then(|| LaneShape {
                 flights: random.within(1, 3) as u32,
@@ -168,6 +171,7 @@ fn watchers(random: &mut Random, prompts: &[(u64, Prompt)]) -> BTreeMap<usize, W
 struct Outcome {
     end_ns: u64,
     preemptions: u64,
+    regrouped: u64,
     relaunches: u64,
     lost: u64,
     stale: u64,
@@ -215,6 +219,7 @@ fn check(seed: u64) -> Outcome {
     Outcome {
         end_ns: report.end_ns,
         preemptions: report.stats.preemptions,
+        regrouped: report.stats.regrouped,
         relaunches: report.stats.relaunches,
         lost: report.stats.prompts_lost,
         stale: report.stale,
@@ -275,8 +280,9 @@ fn every_prompt_gets_exactly_its_completion() {
     }
     let seeds = number_from("GLINTHAWK_SEEDS").unwrap_or(1000);
     let outcomes: Vec<Outcome> = (0..seeds).map(check).collect();
-    let counts: [Count; 8] = [
+    let counts: [Count; 9] = [
         ("was tight enough to preempt", |outcome| outcome.preemptions),
+        ("moved a prompt to another flight", |outcome| outcome.regrouped),
         ("launched a shard again", |outcome| outcome.relaunches),
         ("lost a lane with prompts on it", |outcome| outcome.lost),
         ("had a stale message", |outcome| outcome.stale),

@@ -133,6 +133,9 @@ impl<'a> Machine<'a> {
             processes: hosted.into_iter().enumerate().map(process).collect(),
             dispatcher: Dispatcher::new(DispatcherConfig {
                 flights: deployment.flights,
+                slices: slices as u32,
+                pipelines: 1,
+                weights_positions: deployment.shape.weights_positions(),
                 batch: deployment.batch,
                 own_lane: None,
                 chunk: deployment.chunk,

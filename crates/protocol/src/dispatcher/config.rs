@@ -27,8 +27,15 @@ impl LaneShape {
 /// The part of a plan that the dispatcher needs.
 #[derive(Clone, Debug)]
 pub struct DispatcherConfig {
-    /// Flights in the air.
+    /// Flights in the air at most. There are fewer while there are too few rows for them.
     pub flights: u32,
+    /// Slices of a pipeline: so many flights are used in any case.
+    pub slices: u32,
+    /// Pipelines, among which the lanes are shared out.
+    pub pipelines: u32,
+    /// Positions of context that are as many bytes as the weights: attention over so many takes about as long as reading
+    /// the weights.
+    pub weights_positions: u64,
     /// Rows of a flight on each lane: B.
     pub batch: u32,
     /// Lane 0, if it is much faster than the others: it is filled first, and takes prompts over from them when it would
@@ -61,11 +68,16 @@ impl DispatcherConfig {
         self.own_lane.filter(|_| lane == 0).unwrap_or(usual)
     }
 
-    /// The flights of a lane. A much faster lane has flights of its own: nobody in them waits for a slower lane.
+    /// The flights of a lane.
     pub fn flights_of(&self, lane: u32) -> Range<u32> {
-        match self.own_lane {
-            Some(own) if lane == 0 => self.flights..self.flights + own.flights,
-            _ => 0..self.flights,
-        }
+        lane_flights(self.flights, self.own_lane, lane)
+    }
+}
+
+/// The flights of a lane. A much faster lane has flights of its own: nobody in them waits for a slower lane.
+pub fn lane_flights(flights: u32, own_lane: Option<LaneShape>, lane: u32) -> Range<u32> {
+    match own_lane {
+        Some(own) if lane == 0 => flights..flights + own.flights,
+        _ => 0..flights,
     }
 }

@@ -30,12 +30,14 @@ impl Dispatcher {
             return;
         }
         self.recall(&open);
+        let flights = self.flights_wanted();
+        self.regroup(&open, flights);
         let mut manifests: BTreeMap<ShardId, Manifest> = BTreeMap::new();
         for shard in open {
             manifests.insert(shard, Manifest::default());
             self.plan_seated(shard, &mut manifests);
         }
-        self.plan_newcomers(&mut manifests);
+        self.plan_newcomers(flights, &mut manifests);
         for (shard, manifest) in manifests {
             if manifest.rows > 0 {
                 self.board(shard, manifest);
@@ -79,8 +81,8 @@ impl Dispatcher {
         }
     }
 
-    /// Seats waiting prompts, oldest first, each on the shard with the most room.
-    fn plan_newcomers(&mut self, manifests: &mut BTreeMap<ShardId, Manifest>) {
+    /// Seats waiting prompts, oldest first, each on the shard with the most room among the first `flights` flights.
+    fn plan_newcomers(&mut self, flights: u32, manifests: &mut BTreeMap<ShardId, Manifest>) {
         if self.queue.is_empty() {
             return;
         }
@@ -91,7 +93,7 @@ impl Dispatcher {
             let shared = self.pages_shared(id);
             let expected = shared.iter().map(|shared| expected - shared);
             let expected: Vec<u32> = expected.collect();
-            let shard = self.shard_for(&expected, &shared, &committed, manifests);
+            let shard = self.shard_for(flights, &expected, &shared, &committed, manifests);
             let Some(shard) = shard else { return };
             committed[shard.lane as usize] += u64::from(expected[shard.lane as usize]);
             self.queue.pop_first();
@@ -109,10 +111,7 @@ impl Dispatcher {
         let entry = self.entries.get_mut(&id).expect("queued prompts have an entry");
         entry.seat = Some(Seat::new(shard, slot));
         sharing::promise(&entry.hashes, lane);
-        let rank = entry.rank();
-        let seated = &mut self.shards.get_mut(&shard).expect("exists").seated;
-        let place = seated.partition_point(|id| self.entries[id].rank() < rank);
-        seated.insert(place, id);
+        self.take_place(id, shard);
     }
 
     /// The shard at home that should take a waiting prompt, if one can. Of each lane: `expected` is how many pages the
@@ -120,6 +119,7 @@ impl Dispatcher {
     /// fits lane 0 waits for it if that is much faster.
     fn shard_for(
         &self,
+        flights: u32,
         expected: &[u32],
         shared: &[u32],
         committed: &[u64],
@@ -152,6 +152,7 @@ impl Dispatcher {
                 || (pages.available() >= first_pages
                     && committed + u64::from(expected) <= u64::from(pages.total()));
             admits
+                && shard.flight < flights
                 && manifest.rows < rows_max
                 && self.shards[shard].seated.len() < rows_max as usize
         });

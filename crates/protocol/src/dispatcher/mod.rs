@@ -5,10 +5,11 @@
 mod config;
 mod entry;
 mod fill;
+mod flights;
 mod pages;
 mod sharing;
 
-pub use config::{DispatcherConfig, LaneShape, OVERSUBSCRIPTION};
+pub use config::{DispatcherConfig, LaneShape, OVERSUBSCRIPTION, lane_flights};
 pub use pages::lane_pages;
 
 use crate::histogram::Histogram;
@@ -107,6 +108,8 @@ pub struct DispatcherStats {
     pub prompts_lost: u64,
     /// Rows computed a second time because of either.
     pub rows_recomputed: u64,
+    /// Prompts that went on in another flight of their lane.
+    pub regrouped: u64,
     /// Steps that were given up and launched again.
     pub relaunches: u64,
     /// Submission to first token.
@@ -186,6 +189,7 @@ impl Dispatcher {
     /// If the configuration has no flight, row, chunk, lane, page or position of a page.
     pub fn new(config: DispatcherConfig) -> Self {
         assert!(config.flights > 0 && config.batch > 0 && config.chunk > 0);
+        assert!(config.slices > 0 && config.pipelines > 0 && config.weights_positions > 0);
         assert!(config.page_positions > 0, "pages without positions");
         assert!(!config.lane_pages.is_empty() && config.oversubscription >= 1.0);
         let pages_min = *config.lane_pages.iter().min().expect("not empty");
