@@ -134,8 +134,8 @@ pub struct ClusterArgs {
     pub workers: Option<u32>,
     #[command(flatten)]
     pub security: SecurityArgs,
-    /// What Tier 1 computes: whatever is `ready`, or only whole `flights` (to see what stragglers
-    /// cost)
+    /// What Tier 1 computes: what is `ready`, whole flights first, or only whole `flights` (to see
+    /// what stragglers cost)
     #[arg(long, value_enum, default_value_t = MergeArg::Ready, hide_possible_values = true)]
     pub merge: MergeArg,
     /// Compute every prompt from its beginning, even if others begin with the same tokens (for
