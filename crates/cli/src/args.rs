@@ -276,9 +276,9 @@ pub struct SimulateArgs {
     /// Lanes that compute side by side in one process, each with as many threads as the profile
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096), conflicts_with_all = ["tier1", "tier2", "hybrid", "cores"])]
     pub lanes: u32,
-    /// Rows of a flight for each attention worker
-    #[arg(long, default_value_t = BATCH_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub batch: u32,
+    /// Rows of a flight for each attention worker [default: 256; 1024 for a GPU's own in a hybrid with CPUs]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub batch: Option<u32>,
     /// Flights in the air [default: 1, or 3 for each Tier-1 node of a cluster]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub flights: Option<u32>,
@@ -300,10 +300,11 @@ pub struct SimulateArgs {
     /// The job: a number of equal prompts, such as 1000x128+256 (128 tokens in, 256 out)
     #[arg(long, value_name = "JOB", conflicts_with = "workload")]
     pub prompts: Option<String>,
-    /// Memory for contexts of each process that attends [default: what a --device has beside its weights; with a
-    /// --profile enough]
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
-    pub context_memory: Option<u64>,
+    /// Memory for contexts of each process that attends; in a hybrid, two sizes are for its Tier-1 and its Tier-2 nodes
+    /// [default: what a --device has beside its weights; with a --profile enough]
+    #[arg(long, value_name = "SIZE[,SIZE]", value_delimiter = ',', num_args = 1..=2, value_parser = units::parse_bytes)]
+    pub context_memory: Vec<u64>,
+
     /// Longest context in tokens [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_context: Option<u32>,
@@ -323,6 +324,11 @@ pub struct SimulateArgs {
 }
 
 impl SimulateArgs {
+    /// Rows of a flight for each attention worker.
+    pub fn batch(&self) -> u32 {
+        self.batch.unwrap_or(BATCH_DEFAULT)
+    }
+
     /// Flights in the air; the default is the same as for `run`.
     pub fn flights(&self) -> u32 {
         let one_process = self.tier1 == 1 && self.tier2 == 0 && self.cores.is_none();
@@ -416,10 +422,11 @@ pub struct EngineArgs {
     /// Most prefill rows of one prompt in a batch
     #[arg(long, default_value_t = CHUNK_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub chunk: u32,
-    /// Memory for contexts in each process that attends, such as 4GiB [default: half of the free
-    /// memory, in equal parts; on a GPU, all that weights leave]
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
-    pub context_memory: Option<u64>,
+    /// Memory for contexts in each process that attends, such as 4GiB; in a hybrid, two sizes are for its Tier-1 and its
+    /// Tier-2 nodes, such as 2GiB,48GiB [default: half of the free memory, in equal parts; on a GPU, all that weights
+    /// leave]
+    #[arg(long, value_name = "SIZE[,SIZE]", value_delimiter = ',', value_parser = units::parse_bytes)]
+    pub context_memory: Vec<u64>,
     /// How keys and values are stored: bf16, or int8, which is half as large and less exact
     #[arg(long, value_name = "TYPE", default_value_t)]
     pub context_type: ContextType,
@@ -447,6 +454,11 @@ impl EngineArgs {
         if self.device.len() > 1 { self.device.clone() } else { Vec::new() }
     }
 
+    /// Memory for contexts, if there is more than one size.
+    fn listed_memory(&self) -> Vec<u64> {
+        if self.context_memory.len() > 1 { self.context_memory.clone() } else { Vec::new() }
+    }
+
     /// The options as a specification: an engine in this process.
     pub fn specification(&self) -> Specification {
         Specification {
@@ -454,11 +466,15 @@ impl EngineArgs {
             device: self.device[0],
             isa: self.isa,
             threads: self.threads,
-            topology: Topology { devices: self.listed_devices(), ..Topology::default() },
+            topology: Topology {
+                devices: self.listed_devices(),
+                context_memory: self.listed_memory(),
+                ..Topology::default()
+            },
             batch: self.batch,
             flights: self.flights,
             chunk: self.chunk,
-            context_memory_bytes: self.context_memory,
+            context_memory_bytes: self.context_memory.last().copied(),
             context_type: self.context_type,
             context_max: self.max_context,
             whole_flights: false,
@@ -483,6 +499,7 @@ impl RunArgs {
                 secret_file: cluster.security.secret_file.clone(),
                 insecure: cluster.security.insecure,
                 devices: self.engine.listed_devices(),
+                context_memory: self.engine.listed_memory(),
                 delay: cluster.delay,
                 bandwidth: cluster.bandwidth,
             },

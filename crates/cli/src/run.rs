@@ -6,12 +6,14 @@ use crate::progress::{JobProgress, say, with_bars};
 use crate::{EXIT_LINES_FAILED, interrupt, outlook, typed, units};
 use anyhow::{Context, bail};
 use glinthawk_cluster::{Crowd, NodeReport, RunStats, run_job, write_trace};
+use glinthawk_compute::cuda::has_driver;
 use glinthawk_jobs::{
     Earlier, FileUse, Input, Job, JobOptions, JobSummary, Next, Output, PreparedJob, ServedModel,
     Survey, refuse_collisions,
 };
 use glinthawk_launch::{
-    Expected, LINES_SURVEYED, Opened, Outlook, Planned, Resolved, Specification, isa, launch,
+    Device, Expected, LINES_SURVEYED, Opened, Outlook, Planned, Resolved, Specification, isa,
+    launch,
 };
 use glinthawk_model::{Model, Source};
 use serde::Serialize;
@@ -103,6 +105,12 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     outcome?;
     let summary = closed?;
     let (stats, nodes) = engine.stats()?;
+    if specification.device == Device::Auto
+        && specification.topology.is_one_process()
+        && !has_driver()
+    {
+        say("device: cpu (no NVIDIA driver)");
+    }
     report(args, &summary, &stats, &output);
     // The forecast covers the whole job. Do not compare it with a run that resumed or was interrupted.
     let whole = summary.complete && summary.resumed == 0 && stats.prompts > 0;

@@ -6,13 +6,13 @@ use crate::progress::say;
 use crate::{models, workloads};
 use anyhow::{Context, bail};
 use glinthawk_jobs::refuse_collisions;
-use glinthawk_launch::LaunchError;
+use glinthawk_launch::{GPU_NODE_BATCH, LaunchError};
 use glinthawk_model::even_slices;
 use glinthawk_plan::shape::GIB;
 use glinthawk_plan::{
     Catalogue, Cluster, Configuration, Contexts, Deployment, Disturbance, Forecast, Group,
-    KernelTimes, NetworkLink, Place, Plan, Profile, RowTraffic, Rules, SettledReport, Shape, Slice,
-    Workload, forecast, simulate_traced,
+    KernelTimes, NetworkLink, OwnLane, Place, Plan, Profile, RowTraffic, Rules, SettledReport,
+    Shape, Slice, Workload, forecast, simulate_traced,
 };
 use glinthawk_protocol::{PAGE_POSITIONS, lane_pages};
 use serde::Serialize;
@@ -58,6 +58,9 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     if args.hybrid && args.tier2 == 0 {
         bail!(LaunchError::NoTier2("--hybrid"));
     }
+    if args.context_memory.len() > 1 && !args.hybrid {
+        bail!(LaunchError::ContextMemories);
+    }
     let model = models::resolve(&args.model)?.open()?;
     let shape = Shape::of(model.name(), model.config());
     let tier1 = node(args.profile.as_deref(), args.device.as_deref(), &shape)?;
@@ -77,8 +80,16 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     let job = match &workload {
         Some(workload) => {
             trace = glinthawk_plan::Trace::default();
-            let pages = pages(args, &shape, context_max, context_memory)?;
-            let deployment = deployment(args, &shape, (context_max, pages), &tier1, &tier2);
+            let slots = args.flights() * args.batch();
+            let pages = pages(args, &shape, context_max, (context_memory, slots))?;
+            let mut deployment = deployment(args, &shape, (context_max, pages), &tier1, &tier2);
+            if args.hybrid && tier1.on_device() && !tier2.on_device() {
+                let batch = args.batch.unwrap_or(GPU_NODE_BATCH);
+                let own = args.context_memory.first().map(|bytes| *bytes as f64);
+                let held = (own.or(context_memory), args.tier1 * batch);
+                let pages = self::pages(args, &shape, context_max, held)?;
+                deployment.own_lane = Some(OwnLane { batch, pages });
+            }
             Some(forecast(&deployment, workload, Some(&mut trace)))
         }
         None => None,
@@ -159,7 +170,7 @@ fn context_memory(
         let local = left.filter(|_| args.hybrid);
         left = tier2.memory.into_iter().chain(local).reduce(f64::min);
     }
-    Ok(args.context_memory.map(|bytes| bytes as f64).or(left))
+    Ok(args.context_memory.last().map(|bytes| *bytes as f64).or(left))
 }
 
 /// Pages of each attention worker: what its memory holds, and no more than could ever be used.
@@ -167,12 +178,11 @@ fn pages(
     args: &SimulateArgs,
     shape: &Shape,
     context_max: u32,
-    context_memory: Option<f64>,
+    (context_memory, slots): (Option<f64>, u32),
 ) -> anyhow::Result<u32> {
     let page_bytes = shape.page_bytes(shape.layers.div_ceil(args.tier1 as usize));
     let held = context_memory.map(|bytes| (bytes / f64::from(args.lanes) / page_bytes) as u64);
-    let slots = u64::from(args.flights() * args.batch);
-    lane_pages(held.unwrap_or(u64::MAX), context_max, slots, PAGE_POSITIONS).with_context(|| {
+    lane_pages(held.unwrap_or(u64::MAX), context_max, slots.into(), PAGE_POSITIONS).with_context(|| {
         format!(
             "an attention worker has memory for {} positions, less than one context of {context_max} tokens: \
              give --max-context, --context-memory, or more nodes",
@@ -214,7 +224,7 @@ fn configuration(
     tier2: &Arc<KernelTimes>,
     workload: Option<&Workload>,
 ) -> Configuration {
-    let (batch, nodes) = (args.batch as usize, args.tier2 as usize);
+    let (batch, nodes) = (args.batch() as usize, args.tier2 as usize);
     let groups = match nodes {
         0 => Vec::new(),
         _ => vec![Group { kernels: Arc::clone(tier2), nodes, rows: batch }],
@@ -259,7 +269,8 @@ fn deployment(
         slices: even_slices(shape.layers, args.tier1 as usize),
         tier2: args.tier2 as usize,
         local_lane,
-        batch: args.batch,
+        own_lane: None,
+        batch: args.batch(),
         flights: args.flights(),
         chunk: args.chunk,
         context_max,

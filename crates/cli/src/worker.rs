@@ -7,6 +7,7 @@ use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
     ClusterError, NodeReport, Role, Traffic, WorkerNews, WorkerOptions, keep_to_cores, work,
 };
+use glinthawk_compute::allowed_cores;
 use glinthawk_launch::{cluster_secret, encryption, free_memory_bytes, isa, threads};
 use glinthawk_model::{Model, Source};
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Works until the dispatcher says goodbye, or until it is stopped.
 pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
     let token = cluster_secret(args.security.secret_file.as_deref())?;
+    let all = allowed_cores();
     if !args.cores.is_empty() {
         keep_to_cores(&args.cores)?;
     }
@@ -31,6 +33,11 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
         place: args.place,
         isa: isa(args.isa)?,
         threads: threads(args.threads)?,
+        // Local processes, which have a place, wait for each other.
+        cores: args.place.filter(|_| !args.cores.is_empty()).map(|_| {
+            let others = all.into_iter().filter(|core| !args.cores.contains(core));
+            [args.cores.clone(), others.collect()]
+        }),
         memory_bytes: match (args.context_memory, &gpu) {
             (Some(bytes), _) => bytes,
             (None, Some(_)) => u64::MAX,

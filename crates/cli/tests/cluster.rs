@@ -31,7 +31,7 @@ const TOPOLOGIES: [Topology; 17] = [
     Topology {
         name: "hybrid 1x1",
         nodes: 3,
-        options: &["--tier1", "1", "--tier2", "1", "--hybrid"],
+        options: &["--tier1", "1", "--tier2", "1", "--hybrid", "--context-memory", "8MiB,16MiB"],
     },
     Topology {
         name: "hybrid 2x2",

@@ -26,11 +26,11 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Shares out memory; `wanted` is the most for each attention worker.
+    /// Shares out memory; `wanted` is the most for each attention worker of Tier 1 and of Tier 2.
     pub(crate) fn new(
         layout: &Layout,
         config: &ModelConfig,
-        wanted: Option<u64>,
+        wanted: [Option<u64>; 2],
         workers: &[Placed<'_>],
     ) -> Result<Self, ClusterError> {
         let mut lane_pages = vec![u32::MAX; layout.pipelines * layout.lanes()];
@@ -38,6 +38,7 @@ impl Budget {
         for worker in workers {
             let left = left_on_gpu(layout, config, worker, workers)?;
             let Some(lane) = worker.lane else { continue };
+            let wanted = wanted[usize::from(!worker.has_weights)];
             let offered = match (worker.offer.gpu, wanted) {
                 (Some(_), Some(wanted)) => wanted.min(worker.offer.memory_bytes),
                 (_, wanted) => wanted.unwrap_or(worker.offer.memory_bytes),
@@ -84,11 +85,25 @@ fn beside_contexts(layout: &Layout, config: &ModelConfig, worker: &Placed<'_>) -
         true => layout.slice(config, worker.slice),
         false => SliceSpec::nothing(),
     };
-    let contexts = layout.contexts(config, (worker.slice, worker.lane.unwrap_or(0)), 0);
+    bytes_beside(layout, config, &held, (worker.slice, worker.lane.unwrap_or(0)))
+}
+
+fn bytes_beside(
+    layout: &Layout,
+    config: &ModelConfig,
+    held: &SliceSpec,
+    place: (usize, u32),
+) -> u64 {
+    let contexts = layout.contexts(config, place, 0);
     // q, k, v and attention of every row in the air, in buffers of up to twice their size.
     let rows = held.slab_rows.max(contexts.slots);
     let travelling = rows * 2 * 2 * (config.qkv_width() + config.query_width());
-    (cuda::bytes_beside_pages(config, &held, &contexts) + travelling) as u64
+    (cuda::bytes_beside_pages(config, held, &contexts) + travelling) as u64
+}
+
+/// What the first slice leaves for contexts on a GPU that it has to itself.
+pub fn left_beside_slice(layout: &Layout, config: &ModelConfig, free_bytes: u64) -> Option<u64> {
+    free_bytes.checked_sub(bytes_beside(layout, config, &layout.slice(config, 0), (0, 0)))
 }
 
 /// What would fit on a GPU that a slice does not fit on: smaller batches, or more slices.
@@ -164,7 +179,7 @@ mod tests {
             lane: Some(0),
         });
         let placed: Vec<_> = placed.collect();
-        let budget = Budget::new(&layout(offers.len(), 0), &config, wanted, &placed);
+        let budget = Budget::new(&layout(offers.len(), 0), &config, [wanted, None], &placed);
         match (budget, expected) {
             (Ok(budget), Ok(gib)) => assert_eq!(budget.memory_bytes_min / GIB, gib),
             (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),

@@ -35,7 +35,7 @@ mod weights;
 mod wire;
 mod worker;
 
-pub use budget::gpu_remedy;
+pub use budget::{gpu_remedy, left_beside_slice};
 pub use control::{Control, Link, Offer, Role};
 pub use engine::{Counted, Engine, EngineEvent};
 pub use error::ClusterError;

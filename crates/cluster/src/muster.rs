@@ -43,6 +43,8 @@ pub struct ClusterSpec<'a> {
     pub own_batch: u32,
     /// Memory for contexts of each attention worker, at most what a GPU has left; `None` takes what each offers.
     pub context_memory_bytes: Option<u64>,
+    /// The same for Tier-1 nodes, if it is another.
+    pub own_memory_bytes: Option<u64>,
     /// Artificial link between the tiers.
     pub link: Link,
     /// Whether nodes record timelines.
@@ -135,7 +137,9 @@ impl Muster {
             }));
         }
         let config = spec.model.config();
-        let budget = Budget::new(&layout, config, spec.context_memory_bytes, &placed)?;
+        let wanted = spec.context_memory_bytes;
+        let wanted = [spec.own_memory_bytes.or(wanted), wanted];
+        let budget = Budget::new(&layout, config, wanted, &placed)?;
         let Budget { lane_pages, memory_bytes_min } = budget;
         let (nodes, kinds) = self.send_roles(spec, &layout, &lane_pages, &tier1, &tier2)?;
         let threads = self.offer(tier1[0]).threads as usize;

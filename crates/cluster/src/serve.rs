@@ -352,7 +352,7 @@ impl<B: Backend> Server<'_, B> {
         let shape = role.layout.lane_shape(shard.lane);
         let layers = role.layout.layers(role.config.layers, role.slice).len();
         self.nodes.lanes.contains_key(&shard.lane)
-            && shard.flight < shape.flights
+            && role.layout.flights_of(shard.lane).contains(&shard.flight)
             && attend.rows.len() <= shape.batch as usize
             && (attend.layer as usize) < layers
             && attend

@@ -6,6 +6,7 @@ use crate::control::{Control, GpuOffer, Offer, Role};
 use crate::error::ClusterError;
 use crate::net::{Config, Controller, Encryption, Event, Peer, Token};
 use crate::news::WorkerNews;
+use crate::processes::keep_to_cores;
 use crate::serve;
 use crate::station::{PATIENCE, Station, dial, keep_introduction};
 use glinthawk_compute::cuda::{CudaBackend, CudaDevice, CudaModel, pinned_pool};
@@ -38,6 +39,8 @@ pub struct WorkerOptions {
     pub isa: Isa,
     /// Kernel threads.
     pub threads: usize,
+    /// Its cores, and those that loading may use beside, if it shares a machine with processes that wait meanwhile.
+    pub cores: Option<[Vec<usize>; 2]>,
     /// Memory for contexts, in bytes. A GPU has at most what weights and buffers leave.
     pub memory_bytes: u64,
     /// Whether it looks for the dispatcher for as long as it takes.
@@ -98,7 +101,10 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         complaints: Mutex::new(Complaints::new()),
     });
     let outcome = match &options.gpu {
-        Some(gpu) => serve::run(&station, CudaBackend::new(gpu.clone(), threads, pool)),
+        Some(gpu) => {
+            let loaders = loaders(options, threads)?;
+            serve::run(&station, CudaBackend::new(gpu.clone(), loaders, pool))
+        }
         None => {
             let isa = station.role.kind.parse()?;
             serve::run(&station, CpuBackend { isa, threads, pool })
@@ -110,6 +116,16 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     }
     station.controller.shutdown();
     outcome
+}
+
+/// The threads that load weights onto a GPU: one on each core that it may use. They sleep once that is done.
+fn loaders(options: &WorkerOptions, own: Arc<Threads>) -> Result<Arc<Threads>, ClusterError> {
+    let Some([cores, more]) = &options.cores else { return Ok(own) };
+    let all: Vec<usize> = cores.iter().chain(more).copied().collect();
+    keep_to_cores(&all)?;
+    let loaders = Threads::new(all.len());
+    keep_to_cores(cores)?;
+    Ok(Arc::new(loaders?))
 }
 
 fn wait_for_role(

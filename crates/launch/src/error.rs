@@ -68,6 +68,9 @@ pub enum LaunchError {
     /// A list of devices that leaves one open.
     #[error("a list of devices has cpu or cuda:N for each node, not auto")]
     AutoInList,
+    /// Sizes of memory for tiers that do not both attend.
+    #[error("two sizes of --context-memory are for the Tier-1 and Tier-2 nodes of a --hybrid")]
+    ContextMemories,
     /// Threads for a cluster.
     #[error(
         "--threads does nothing here: local nodes share the cores evenly, and a worker from elsewhere has a --threads \
@@ -202,6 +205,7 @@ impl LaunchError {
                 | Self::DeviceOfWorkers
                 | Self::Devices { .. }
                 | Self::AutoInList
+                | Self::ContextMemories
                 | Self::ThreadsOfCluster
                 | Self::TooManyThreads { .. }
         )

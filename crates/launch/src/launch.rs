@@ -75,6 +75,7 @@ fn launch_cluster(
         Muster::listen(address, Token::new(&token), encryption(topology.insecure))?;
     let (tier1, tier2) = layout.nodes();
     let workers = tier1 + tier2;
+    let own_memory_bytes = topology.own_memory_bytes();
     let mut processes = match topology.listen {
         Some(_) => {
             tell(LaunchNews::Listening(bound, workers));
@@ -89,6 +90,7 @@ fn launch_cluster(
                     device: device.to_string(),
                     has_gpu: gpu.is_some(),
                     memory_bytes: match gpu {
+                        _ if own_memory_bytes.is_some() && node < tier1 => own_memory_bytes,
                         Some(_) => resolved.memory_wanted_bytes,
                         None => Some(memory_bytes),
                     },
@@ -105,6 +107,7 @@ fn launch_cluster(
         isa: resolved.isa_wanted,
         own_batch: resolved.own_batch,
         context_memory_bytes: resolved.memory_wanted_bytes,
+        own_memory_bytes,
         link: topology.link(),
         trace: resolved.trace,
     };

@@ -38,6 +38,6 @@ pub use outlook::Outlook;
 pub use planned::Planned;
 pub use profiler::{ProfileEffort, layers_timed, take_profile};
 pub use profiles::keep_profile;
-pub use resolved::{BATCH_DEFAULT, Resolved};
+pub use resolved::{BATCH_DEFAULT, GPU_NODE_BATCH, Resolved};
 pub use secret::{cluster_secret, encryption};
 pub use specification::{CHUNK_DEFAULT, Specification, Topology, flights_default};

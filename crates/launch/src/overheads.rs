@@ -27,6 +27,8 @@ const REST: Duration = Duration::from_micros(500);
 const TOKENS: u32 = 8;
 /// Layers of a model on a device in those runs.
 const LAYERS: usize = 4;
+/// The most weights of layers that those runs load on cores.
+const WEIGHT_BYTES_MAX: usize = 16 << 30;
 /// The engine of those runs is small.
 const CONTEXT_MAX: u32 = 64;
 const CONTEXT_MEMORY_BYTES: u64 = 256 << 20;
@@ -42,9 +44,13 @@ pub(crate) fn measure(
     tell: Tell<'_>,
 ) -> Result<Overheads, LaunchError> {
     let network = network(opened.model.config(), round_trips)?;
-    // A device goes from layer to layer by itself, so a few of them show all that is around them.
-    let few =
-        opened.device.as_ref().map(|_| opened.shortened(LAYERS.min(opened.model.config().layers)));
+    let config = opened.model.config();
+    let layers = match opened.device {
+        // A device goes from layer to layer by itself, so a few of them show all that is around them.
+        Some(_) => LAYERS.min(config.layers),
+        None => (WEIGHT_BYTES_MAX / (2 * config.layer_parameters())).clamp(1, config.layers),
+    };
+    let few = (layers < config.layers).then(|| opened.shortened(layers));
     let measured = few.as_ref().unwrap_or(opened);
     let [small, large] = steps(measured, isa, threads, tell)?;
     let row = ((large.outside - small.outside) / f64::from(ROWS - 1)).max(0.0);

@@ -7,11 +7,12 @@ use crate::profiles;
 use crate::specification::{Specification, Topology, flights_default};
 use glinthawk_cluster::{
     ClusterError, Crowd, GpuFabric, Kinds, Layout, Setting, cores_each, gpu_remedy,
+    left_beside_slice,
 };
 use glinthawk_compute::cuda::{CudaDevice, CudaModel};
 use glinthawk_compute::{ContextType, Isa, allowed_cores};
 use glinthawk_model::{ModelConfig, even_slices};
-use glinthawk_plan::{Deployment, KernelTimes, NetworkLink, Place, Shape};
+use glinthawk_plan::{Deployment, KernelTimes, NetworkLink, OwnLane, Place, Shape};
 use std::sync::Arc;
 
 /// Rows of a flight on each lane, if neither the specification nor a profile say.
@@ -21,7 +22,7 @@ pub const BATCH_DEFAULT: u32 = 256;
 const GPU_BATCH: u32 = 4096;
 
 /// The same where a GPU is a node of a cluster, which has several flights.
-const GPU_NODE_BATCH: u32 = 1024;
+pub const GPU_NODE_BATCH: u32 = 1024;
 
 /// What will run.
 pub struct Resolved {
@@ -181,11 +182,31 @@ impl Resolved {
         Some([tier1, tier2])
     }
 
+    /// The lane of GPUs in Tier 1 beside lanes of CPUs.
+    fn own_lane(&self, opened: &Opened) -> Option<OwnLane> {
+        let config = opened.model.config();
+        let batch = self.own_batch;
+        let layout = Layout { own_batch: Some(batch), ..self.layout.clone() };
+        let free_bytes = opened.gpu_of(0)?.memory_free_bytes().ok()?;
+        let left = left_beside_slice(&layout, config, free_bytes)?;
+        let wanted = self.topology.own_memory_bytes().or(self.memory_wanted_bytes);
+        let pages = layout.pages(config, (0, 0), wanted.unwrap_or(left).min(left)).ok()?;
+        Some(OwnLane { batch, pages })
+    }
+
     /// The engine as a forecast sees it; `None` where it is not one pipeline on this machine, where there is no profile,
-    /// or where a GPU's own lane stands beside others.
+    /// or where GPUs and CPUs attend side by side in another way than as Tier 1 and Tier 2.
     pub(crate) fn deployment(&self, opened: &Opened) -> Option<Deployment> {
-        let uneven = self.topology.hybrid && opened.has_gpu();
-        if self.topology.listen.is_some() || uneven || self.layout.pipelines > 1 {
+        if self.topology.listen.is_some() || self.layout.pipelines > 1 {
+            return None;
+        }
+        let own_lane = match self.topology.hybrid && opened.has_gpu() {
+            true => Some(self.own_lane(opened)?),
+            false => None,
+        };
+        let is_gpu = |(_, gpu): &(_, Option<String>)| gpu.is_some();
+        let (first, others) = opened.local.split_at(self.layout.slices.min(opened.local.len()));
+        if own_lane.is_some() && (!first.iter().all(is_gpu) || others.iter().any(is_gpu)) {
             return None;
         }
         let config = opened.model.config();
@@ -198,6 +219,7 @@ impl Resolved {
             slices: even_slices(config.layers, slices),
             tier2,
             local_lane: local_lanes > 0,
+            own_lane,
             batch,
             flights,
             chunk,
@@ -339,6 +361,8 @@ mod tests {
     fn what_cannot_be_meant_is_refused() {
         let refused = |change: fn(&mut Specification)| resolve(change).err().expect("refused");
         assert!(refused(|wanted| wanted.topology.hybrid = true).is_bad_usage());
+        let sizes = |wanted: &mut Specification| wanted.topology.context_memory = vec![1 << 30; 2];
+        assert!(refused(sizes).is_bad_usage());
         assert!(refused(|wanted| wanted.threads = Some(100_000)).is_bad_usage());
         assert!(!refused(|wanted| wanted.topology.tier1 = Some(1000)).is_bad_usage());
         assert!(!refused(|wanted| wanted.context_max = Some(u32::MAX)).is_bad_usage());

@@ -38,7 +38,7 @@ pub struct Specification {
     pub flights: Option<u32>,
     /// Prefill rows of one prompt in a step.
     pub chunk: u32,
-    /// Memory for contexts in each process that attends.
+    /// Memory for contexts in each process that attends; of Tier 2, where there are two sizes.
     pub context_memory_bytes: Option<u64>,
     /// How keys and values are stored.
     pub context_type: ContextType,
@@ -73,6 +73,8 @@ pub struct Topology {
     pub insecure: bool,
     /// Devices of the local nodes, Tier 1 first, if there is a list of them.
     pub devices: Vec<Device>,
+    /// Memory for contexts of Tier-1 nodes, then of Tier-2 nodes, if there are two sizes.
+    pub context_memory: Vec<u64>,
     /// Artificial delay between the tiers, each way.
     pub delay: Option<Duration>,
     /// Artificial bandwidth between the tiers, each way, in bytes per second.
@@ -124,6 +126,11 @@ impl Specification {
             return Err(LaunchError::DeviceOfWorkers);
         }
         self.local_devices()?;
+        if !topology.context_memory.is_empty()
+            && (topology.context_memory.len() > 2 || !topology.hybrid)
+        {
+            return Err(LaunchError::ContextMemories);
+        }
         if !topology.is_one_process() && self.threads.is_some() {
             return Err(LaunchError::ThreadsOfCluster);
         }
@@ -187,6 +194,11 @@ impl Topology {
             None => Ok((tier1, tier2)),
             Some(workers) => Err(LaunchError::Workers { workers, pipelines, tier1, tier2 }),
         }
+    }
+
+    /// Memory for contexts of Tier-1 nodes, if they have a size of their own.
+    pub(crate) fn own_memory_bytes(&self) -> Option<u64> {
+        self.context_memory.first().copied()
     }
 
     /// The artificial link between the tiers.

@@ -48,7 +48,7 @@ pub use cluster::{Cluster, DevicePool};
 pub use configuration::{Configuration, Contexts, Disturbance, Group, Rules, Slice};
 pub use cost::{CostUnit, Prices, dollars_per_million};
 pub use error::PlanError;
-pub use forecast::{Deployment, Forecast, Place, forecast};
+pub use forecast::{Deployment, Forecast, OwnLane, Place, forecast};
 pub use kernels::{KernelTimes, Roofline};
 pub use plan::{ContextBudget, PLAN_VERSION, Plan, PlanForecast};
 pub use profile::Profile;

@@ -178,6 +178,7 @@ impl Plan {
             slices: self.slices.clone(),
             tier2: self.tier2,
             local_lane,
+            own_lane: None,
             batch: number("batch", batch)?,
             flights: number("flights", self.flights)?,
             chunk: number("chunk", self.chunk)?,

@@ -2,9 +2,11 @@
 
 use glinthawk_model::ModelConfig;
 use glinthawk_plan::profile::{Point, interpolate};
+use glinthawk_plan::shape::GIB;
 use glinthawk_plan::{
-    Deployment, KernelTimes, NetworkLink, Place, Profile, Shape, Workload, forecast,
+    Deployment, KernelTimes, NetworkLink, OwnLane, Place, Profile, Shape, Workload, forecast,
 };
+use glinthawk_protocol::{PAGE_POSITIONS, lane_pages};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,8 +14,8 @@ use std::sync::Arc;
 const NOISE: f64 = 0.03;
 /// How far a forecast may be off.
 const ERROR_MAX: f64 = 0.1;
-/// Memory that an H200 has for contexts beside the 8B shape.
-const CONTEXT_BYTES: f64 = 110e9;
+/// Rows of a flight on the own lane of a GPU beside CPUs.
+const OWN_BATCH: u32 = 1024;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data/profiles")
@@ -72,22 +74,41 @@ fn forecasts_are_near_what_was_measured() {
         let [name, tier2_name, numbers] = fields[..] else { panic!("{run}") };
         let numbers: Vec<usize> =
             numbers.split(',').map(|number| number.parse().expect("a number")).collect();
-        let [tier2, flights, prompts, input, output, batch, chunk, context_max, measured] =
-            numbers[..]
+        let [
+            tier2,
+            own_gib,
+            gib,
+            flights,
+            prompts,
+            input,
+            output,
+            batch,
+            chunk,
+            context_max,
+            measured,
+        ] = numbers[..]
         else {
             panic!("{run}")
         };
         let (profile, shape) = read(name);
+        let pages = |gib: usize, slots: usize| {
+            let held = gib as f64 * GIB / shape.page_bytes(shape.layers);
+            let pages = lane_pages(held as u64, context_max as u32, slots as u64, PAGE_POSITIONS);
+            pages.unwrap_or_else(|| panic!("{run}: not one context fits"))
+        };
+        let hybrid = tier2 > 0 && own_gib > 0;
+        let own_pages = || pages(own_gib, OWN_BATCH as usize);
         let kernels = |profile| Arc::new(KernelTimes::Measured(Box::new(profile)));
         let deployment = Deployment {
             slices: vec![shape.layers],
             tier2,
-            local_lane: tier2 == 0,
+            local_lane: own_gib > 0,
+            own_lane: hybrid.then(|| OwnLane { batch: OWN_BATCH, pages: own_pages() }),
             batch: batch as u32,
             flights: flights as u32,
             chunk: chunk as u32,
             context_max: context_max as u32,
-            lane_pages: (CONTEXT_BYTES / shape.page_bytes(shape.layers)) as u32,
+            lane_pages: pages(if tier2 == 0 { own_gib } else { gib }, flights * batch),
             whole_flights: false,
             greedy: true,
             tier1: kernels(profile),

@@ -4,7 +4,7 @@ use crate::calculus::NetworkLink;
 use crate::kernels::KernelTimes;
 use crate::shape::Shape;
 use crate::workload::Length;
-use glinthawk_protocol::Merge;
+use glinthawk_protocol::{DispatcherConfig, LaneShape, Merge, OVERSUBSCRIPTION, PAGE_POSITIONS};
 use std::sync::Arc;
 
 /// What each node has to itself.
@@ -21,6 +21,15 @@ pub enum Place {
     OwnMachines,
 }
 
+/// The lane of Tier-1 nodes that are GPUs beside CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnLane {
+    /// Rows of each of its flights, of which there is one for each slice.
+    pub batch: u32,
+    /// Its pages.
+    pub pages: u32,
+}
+
 /// An engine and where it runs, as far as a forecast needs to know.
 #[derive(Clone, Debug)]
 pub struct Deployment {
@@ -32,6 +41,8 @@ pub struct Deployment {
     pub tier2: usize,
     /// Whether Tier-1 nodes attend too.
     pub local_lane: bool,
+    /// Their lane, if it is much faster than the others.
+    pub own_lane: Option<OwnLane>,
     /// Rows of a flight on each attention worker (B).
     pub batch: u32,
     /// Flights in the air.
@@ -40,7 +51,7 @@ pub struct Deployment {
     pub chunk: u32,
     /// Positions a context may have.
     pub context_max: u32,
-    /// Pages of each attention worker.
+    /// Pages of each attention worker; the own lane has its own.
     pub lane_pages: u32,
     /// Whether Tier 1 waits for whole flights.
     pub whole_flights: bool,
@@ -72,8 +83,44 @@ impl Deployment {
         if self.whole_flights { Merge::WholeFlights } else { Merge::Ready }
     }
 
+    /// What the dispatcher needs.
+    pub(super) fn dispatcher(&self) -> DispatcherConfig {
+        let mut lane_pages = vec![self.lane_pages; self.lanes()];
+        if let Some(own) = self.own_lane {
+            lane_pages[0] = own.pages;
+        }
+        let slices = self.slices.len() as u32;
+        DispatcherConfig {
+            flights: self.flights,
+            slices,
+            pipelines: 1,
+            weights_positions: self.shape.weights_positions(),
+            batch: self.batch,
+            own_lane: self.own_lane.map(|own| LaneShape { flights: slices, batch: own.batch }),
+            chunk: self.chunk,
+            lane_pages,
+            page_positions: PAGE_POSITIONS,
+            context_max: self.context_max,
+            oversubscription: OVERSUBSCRIPTION,
+            merge: self.merge(),
+            run_ahead: false,
+            // What prompts have in common is not known here.
+            sharing: false,
+        }
+    }
+
+    fn lane_shapes(&self) -> Vec<LaneShape> {
+        let dispatcher = self.dispatcher();
+        (0..self.lanes() as u32).map(|lane| dispatcher.lane_shape(lane)).collect()
+    }
+
+    /// Rows in one Tier-1 batch at most.
+    pub(super) fn rows_max(&self) -> usize {
+        self.lane_shapes().iter().map(|shape| shape.batch as usize).sum()
+    }
+
     pub(super) fn seats(&self) -> usize {
-        self.batch as usize * self.flights as usize * self.lanes()
+        self.lane_shapes().iter().map(|shape| shape.slots() as usize).sum()
     }
 
     /// Layers that one simulated layer stands for, so that a job of these lengths makes no more visits.

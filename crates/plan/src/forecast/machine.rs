@@ -13,8 +13,8 @@ use crate::random::Random;
 use crate::trace::Trace;
 use crate::workload::Length;
 use glinthawk_protocol::{
-    Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Launch, NodeAddress,
-    OVERSUBSCRIPTION, PAGE_POSITIONS, Parcel, Prompt, ShardId, Started,
+    Dispatcher, DispatcherAction, DispatcherEvent, Launch, NodeAddress, Parcel, Prompt, ShardId,
+    Started,
 };
 use parcels::Transit;
 
@@ -131,30 +131,14 @@ impl<'a> Machine<'a> {
             network: Network::new(slices, lanes),
             cores: vec![Core::new(processes); cores],
             processes: hosted.into_iter().enumerate().map(process).collect(),
-            dispatcher: Dispatcher::new(DispatcherConfig {
-                flights: deployment.flights,
-                slices: slices as u32,
-                pipelines: 1,
-                weights_positions: deployment.shape.weights_positions(),
-                batch: deployment.batch,
-                own_lane: None,
-                chunk: deployment.chunk,
-                lane_pages: vec![deployment.lane_pages; lanes],
-                page_positions: PAGE_POSITIONS,
-                context_max: deployment.context_max,
-                oversubscription: OVERSUBSCRIPTION,
-                merge: deployment.merge(),
-                run_ahead: false,
-                // What prompts have in common is not known here.
-                sharing: false,
-            }),
+            dispatcher: Dispatcher::new(deployment.dispatcher()),
             lengths: lengths.iter(),
             grains: deployment
                 .slices
                 .iter()
                 .map(|layers| *layers as f64 / layers.div_ceil(grain) as f64)
                 .collect(),
-            shards: vec![Shard::default(); deployment.flights as usize * lanes],
+            shards: vec![Shard::default(); (deployment.flights as usize + slices) * lanes],
             random: Random::new(SEED),
             forecast: Forecast { layers_as_one: grain, ..Forecast::new(slices, slices * lanes) },
             trace,

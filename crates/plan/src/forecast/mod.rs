@@ -19,7 +19,7 @@ mod machine;
 mod network;
 mod processes;
 
-pub use deployment::{Deployment, Place};
+pub use deployment::{Deployment, OwnLane, Place};
 pub use expected::Forecast;
 
 use crate::trace::Trace;
@@ -158,6 +158,7 @@ mod tests {
             slices: vec![4],
             tier2,
             local_lane: tier2 == 0,
+            own_lane: None,
             batch: 8,
             flights: 1,
             chunk: 64,
@@ -333,6 +334,19 @@ mod tests {
         let both = forecast(&two, &all, None).seconds;
         assert!((both / half - 1.0).abs() < 0.02, "{both} {half}");
         assert_eq!(together.tier1_seconds.len(), 2);
+    }
+
+    #[test]
+    fn an_own_lane_is_filled_first() {
+        let beside = deployment(1, Place::OwnMachines);
+        let attended = |pages| {
+            let own_lane = Some(OwnLane { batch: 64, pages });
+            let hybrid = Deployment { local_lane: true, own_lane, ..beside.clone() };
+            let workload = Workload::uniform(16, 16, 48).expect("valid");
+            forecast(&hybrid, &workload, None).tier2_seconds
+        };
+        assert_eq!(attended(96)[1], 0.0, "all have room on the own lane");
+        assert!(attended(32)[1] > 0.0);
     }
 
     #[test]

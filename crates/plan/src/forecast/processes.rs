@@ -43,7 +43,7 @@ pub(super) type Nodes = Driver<(), NoKernels, NoKernels>;
 pub(super) fn processes(deployment: &Deployment, grain: usize) -> Vec<Nodes> {
     let slices = deployment.slices.len();
     let (lanes, local) = (deployment.lanes() as u32, u32::from(deployment.local_lane));
-    let rows_max = deployment.batch as usize * deployment.lanes();
+    let rows_max = deployment.rows_max();
     let attends_first = matches!(deployment.place, Place::OneProcess { .. });
     let attention = |last: bool, lanes: std::ops::Range<u32>| -> BTreeMap<_, _> {
         // Nobody asks for pages, so there are no tables.

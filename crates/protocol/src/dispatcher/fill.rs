@@ -1,6 +1,7 @@
 //! Filling the shards that are home: decode rows first, then prefill of the seated, then newcomers.
 
 use super::entry::{Entry, Seat};
+use super::need::{Need, Needs};
 use super::{Dispatcher, DispatcherAction, ShardState, sharing};
 use crate::message::{Launch, Merge};
 use crate::prompt::PromptId;
@@ -39,7 +40,9 @@ impl Dispatcher {
         }
         self.plan_newcomers(flights, &mut manifests);
         for (shard, manifest) in manifests {
-            if manifest.rows > 0 {
+            if self.is_too_small(shard, manifest.rows) {
+                self.send_back(shard);
+            } else if manifest.rows > 0 {
                 self.board(shard, manifest);
                 actions.push(DispatcherAction::Launch(self.launch(shard)));
             }
@@ -86,16 +89,19 @@ impl Dispatcher {
         if self.queue.is_empty() {
             return;
         }
-        let mut committed: Vec<u64> =
-            (0..self.lanes.len() as u32).map(|lane| self.committed(lane)).collect();
+        let lanes = 0..self.lanes.len() as u32;
+        let mut needs: Vec<Needs> = lanes.map(|lane| self.needs(lane)).collect();
         while let Some(&(_, id)) = self.queue.first() {
-            let expected = self.pages_expected(&self.entries[&id]);
+            let need = self.need_of(&self.entries[&id]);
             let shared = self.pages_shared(id);
-            let expected = shared.iter().map(|shared| expected - shared);
-            let expected: Vec<u32> = expected.collect();
-            let shard = self.shard_for(flights, &expected, &shared, &committed, manifests);
+            // Those that it would share are of its input.
+            let positions = |shared: &u32| shared * self.config.page_positions;
+            let wanted =
+                shared.iter().map(positions).map(|shared| Need { now: need.now - shared, ..need });
+            let wanted: Vec<Need> = wanted.collect();
+            let shard = self.shard_for(flights, &wanted, &shared, &needs, manifests);
             let Some(shard) = shard else { return };
-            committed[shard.lane as usize] += u64::from(expected[shard.lane as usize]);
+            needs[shard.lane as usize].add(wanted[shard.lane as usize]);
             self.queue.pop_first();
             self.seat(id, shard);
             self.plan_rows(id, shard, manifests);
@@ -114,27 +120,27 @@ impl Dispatcher {
         self.take_place(id, shard);
     }
 
-    /// The shard at home that should take a waiting prompt, if one can. Of each lane: `expected` is how many pages the
-    /// prompt is expected to need beside those that it would share, and `committed` how many all others are. A prompt that
-    /// fits lane 0 waits for it if that is much faster.
+    /// The shard at home that should take a waiting prompt, if one can. Of each lane: `wanted` is what the prompt needs
+    /// beside those pages that it would `share`, and `needs` what all others do. A prompt that fits lane 0 waits for it if
+    /// that is much faster.
     fn shard_for(
         &self,
         flights: u32,
-        expected: &[u32],
+        wanted: &[Need],
         shared: &[u32],
-        committed: &[u64],
+        needs: &[Needs],
         manifests: &BTreeMap<ShardId, Manifest>,
     ) -> Option<ShardId> {
         let page_positions = self.config.page_positions;
         let waits_for_own = self.config.own_lane.is_some()
             && !self.lanes[0].lost
             && !self.lanes[0].slots_free.is_empty()
-            && (committed[0] == 0
-                || committed[0] + u64::from(expected[0]) <= u64::from(self.lanes[0].pages.total()));
+            && needs[0].leave_room(wanted[0], self.lanes[0].pages.total());
         let open = manifests.iter().filter(|(shard, manifest)| {
-            let is_beside = self.config.own_lane.is_some() && shard.lane != 0;
+            let lane = shard.lane as usize;
+            let expected = wanted[lane].pages(page_positions);
+            let is_beside = self.config.own_lane.is_some() && lane != 0;
             let worthwhile = || {
-                let expected = expected[shard.lane as usize];
                 self.ends_in_time(shard.lane)
                     && shard.flight < self.flights_worthwhile(shard.lane, expected)
             };
@@ -143,14 +149,12 @@ impl Dispatcher {
             }
             let rows_max = self.config.lane_shape(shard.lane).batch;
             let first_rows = self.config.chunk.min(rows_max);
-            let expected = expected[shard.lane as usize];
             let first_pages = expected.min(pages_for(first_rows, page_positions));
-            let pages = &self.lanes[shard.lane as usize].pages;
-            let committed = committed[shard.lane as usize];
+            let pages = &self.lanes[lane].pages;
             // An empty lane always admits: no prompt is longer than a lane.
-            let admits = committed == 0
+            let admits = needs[lane].pages_in_the_end() == 0
                 || (pages.available() >= first_pages
-                    && committed + u64::from(expected) <= u64::from(pages.total()));
+                    && needs[lane].leave_room(wanted[lane], pages.total()));
             admits
                 && shard.flight < flights
                 && manifest.rows < rows_max
@@ -165,7 +169,7 @@ impl Dispatcher {
             // Pages that are shared are saved. Twice that decides where a prompt goes, so that those which begin alike
             // come together, until their lane is that much fuller than another.
             let lane = shard.lane as usize;
-            (committed[lane] as i64 - 2 * i64::from(shared[lane]), rows)
+            (needs[lane].pages_in_the_end() as i64 - 2 * i64::from(shared[lane]), rows)
         })
         .map(|(&shard, _)| shard)
     }
@@ -198,27 +202,35 @@ impl Dispatcher {
         !self.wants_prompts() || there_ns * crowd as u64 <= own_ns * self.queue.len() as u64
     }
 
-    /// Pages that the prompts of a lane are expected to need in the end.
-    fn committed(&self, lane: u32) -> u64 {
+    /// What the prompts of a lane are expected to need.
+    fn needs(&self, lane: u32) -> Needs {
         let shards = self.shards.iter().filter(|(shard, _)| shard.lane == lane);
         let seated = shards.flat_map(|(_, state)| &state.seated);
         let published = self.lanes[lane as usize].pages.published_held();
-        seated.map(|id| u64::from(self.pages_committed(*id))).sum::<u64>() + u64::from(published)
+        Needs::new(
+            self.config.page_positions,
+            published,
+            seated.map(|id| self.need_of(&self.entries[id])),
+        )
     }
 
-    /// Once nobody waits and lane 0 is less than half full, takes prompts from slower lanes, the last first, so that they
-    /// wait for it: computing their contexts again takes less time than going on where they are. They are no more than
-    /// it has rows for.
+    /// What a prompt is expected to need. What is published counts for its lane, once.
+    fn need_of(&self, entry: &Entry) -> Need {
+        let published = entry.seat.as_ref().map_or(0, |seat| seat.published);
+        let now = entry.len() - published * self.config.page_positions;
+        Need { now, more: self.more_expected(entry) }
+    }
+
+    /// Once nobody waits and lane 0 has room, takes prompts from slower lanes, the last first, so that they wait for it:
+    /// computing their contexts again takes less time than going on where they are. They are no more than it has rows
+    /// for.
     fn recall(&mut self, open: &[ShardId]) {
         if self.config.own_lane.is_none() || self.lanes[0].lost || !self.queue.is_empty() {
             return;
         }
         let mut room = self.lanes[0].slots_free.len() as u32;
-        let total = u64::from(self.lanes[0].pages.total());
-        let mut committed = self.committed(0);
-        if 2 * committed >= total {
-            return;
-        }
+        let total = self.lanes[0].pages.total();
+        let mut needs = self.needs(0);
         let others = open.iter().filter(|shard| shard.lane != 0 && !self.shards[shard].in_air);
         let mut seated: Vec<PromptId> =
             others.flat_map(|shard| &self.shards[shard].seated).copied().collect();
@@ -226,23 +238,30 @@ impl Dispatcher {
         for id in seated {
             let entry = &self.entries[&id];
             let left = entry.prompt.tokens_max - entry.generated.len() as u32;
-            let pages = u64::from(self.pages_expected(entry));
-            if room > 0 && left > self.config.page_positions && committed + pages <= total {
+            let need = Need { now: entry.len(), more: self.more_expected(entry) };
+            if room > 0 && left > self.config.page_positions && needs.leave_room(need, total) {
                 room = room.saturating_sub(entry.len().min(self.config.chunk));
-                committed += pages;
+                needs.add(need);
                 self.stats.preemptions += 1;
                 self.drop_context(id);
             }
         }
     }
 
-    fn pages_committed(&self, id: PromptId) -> u32 {
-        let entry = &self.entries[&id];
-        let seat = entry.seat.as_ref();
-        let (held, published) =
-            seat.map_or((0, 0), |seat| (seat.pages.len() as u32, seat.published));
-        // What is published counts for the lane, once.
-        self.pages_expected(entry).max(held) - published
+    /// Whether a flight beside lane 0 would have less than half of the rows that lane 0 has for the same reading of
+    /// weights.
+    fn is_too_small(&self, shard: ShardId, rows: u32) -> bool {
+        let is_beside = self.config.own_lane.is_some() && shard.lane != 0;
+        is_beside && !self.lanes[0].lost && 2 * (rows as usize) < self.own_rows()
+    }
+
+    /// Has all prompts of a shard that is home wait for lane 0.
+    fn send_back(&mut self, shard: ShardId) {
+        for id in self.shards[&shard].seated.clone() {
+            let seat = self.entries[&id].seat.as_ref().expect("seated");
+            self.stats.preemptions += u64::from(seat.computed > 0);
+            self.drop_context(id);
+        }
     }
 
     /// Plans as many of a prompt's rows as budget, chunk and pages allow.

@@ -6,6 +6,7 @@ mod config;
 mod entry;
 mod fill;
 mod flights;
+mod need;
 mod pages;
 mod sharing;
 
@@ -489,16 +490,16 @@ impl Dispatcher {
         }
     }
 
-    /// Pages a prompt is expected to need in the end.
-    fn pages_expected(&self, entry: &Entry) -> u32 {
-        let Prompt { tokens, tokens_max: longest, stop_ids, watched, .. } = &entry.prompt;
+    /// Tokens that a prompt is expected to generate beside those it has.
+    fn more_expected(&self, entry: &Entry) -> u32 {
+        let Prompt { tokens_max: longest, stop_ids, watched, .. } = &entry.prompt;
         let so_far = entry.generated.len() as u32;
         let outlived = so_far + so_far / OUTLIVED_PART + self.config.page_positions;
         let generated = match stop_ids.is_empty() && !watched {
             true => *longest, // nothing can end it before
             false => self.generated_expected(*longest).max(outlived).min(*longest),
         };
-        pages_for(tokens.len() as u32 + generated, self.config.page_positions)
+        generated - so_far
     }
 
     /// Tokens that a completion is expected to have: those generated so far, for each completion that ended. Tokens of
