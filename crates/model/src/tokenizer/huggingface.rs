@@ -94,7 +94,8 @@ fn settle(engine: &mut tokenizers::Tokenizer) -> Result<(), String> {
         return Err("model.type: only byte-pair encoding (BPE) is supported".to_owned());
     };
     if let Some(unknown) = model.get_unk_token()
-        && engine.token_to_id(unknown).is_none()
+        // Added tokens do not count: the model does not know them.
+        && tokenizers::Model::token_to_id(model, unknown).is_none()
     {
         return Err(format!("model.unk_token: \"{unknown}\" is not in the vocabulary"));
     }
