@@ -120,6 +120,9 @@ pub struct ClusterArgs {
     /// Let Tier-1 nodes hold contexts and attend too, beside their Tier-2 nodes
     #[arg(long)]
     pub hybrid: bool,
+    /// Cores of each local Tier-1 process and of each Tier-2 process, such as 12,4 [default: by what each has to do]
+    #[arg(long, value_name = "N,N", value_parser = units::parse_cores)]
+    pub cores: Option<(u32, u32)>,
     /// Artificial delay of every message between the tiers, each way, such as 20ms
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
     pub delay: Option<Duration>,
@@ -273,13 +276,13 @@ pub struct SimulateArgs {
     /// Let Tier-1 nodes hold contexts and attend too
     #[arg(long)]
     pub hybrid: bool,
-    /// Lanes that compute side by side in one process, each with as many threads as the profile
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096), conflicts_with_all = ["tier1", "tier2", "hybrid", "cores"])]
+    /// Lanes that compute side by side in each process, each with as many threads as the profile
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096), conflicts_with = "cores")]
     pub lanes: u32,
     /// Rows of a flight for each attention worker [default: 256; 1024 for a GPU's own in a hybrid with CPUs]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: Option<u32>,
-    /// Flights in the air [default: 1, or 3 for each Tier-1 node of a cluster]
+    /// Flights in the air [default: 1 for one node, else 3 for each Tier-1 node]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub flights: Option<u32>,
     /// Most prefill rows of one prompt in a batch
@@ -331,8 +334,7 @@ impl SimulateArgs {
 
     /// Flights in the air; the default is the same as for `run`.
     pub fn flights(&self) -> u32 {
-        let one_process = self.tier1 == 1 && self.tier2 == 0 && self.cores.is_none();
-        self.flights.unwrap_or(flights_default(self.tier1, one_process))
+        self.flights.unwrap_or(flights_default(self.tier1, self.tier2))
     }
 }
 
@@ -500,6 +502,7 @@ impl RunArgs {
                 insecure: cluster.security.insecure,
                 devices: self.engine.listed_devices(),
                 context_memory: self.engine.listed_memory(),
+                cores: self.cluster.cores,
                 delay: cluster.delay,
                 bandwidth: cluster.bandwidth,
             },

@@ -3,27 +3,33 @@
 use crate::progress::{say, with_bars};
 use crate::units;
 use glinthawk_cluster::RunStats;
-use glinthawk_launch::{Expected, Opened, Outlook, Specification, better_batch};
+use glinthawk_launch::{BatchAndFlights, Expected, Opened, Outlook, Specification, better_shape};
 
-/// A batch that promises more than the usual one. A job does not fail for want of a profile.
-pub fn chosen_batch(
+/// A batch and a number of flights that promise more than the usual ones. A job does not fail for want of a profile.
+pub fn chosen_shape(
     expected: &Expected,
     opened: &Opened,
     specification: &Specification,
-) -> Option<u32> {
-    let found = with_bars(|tell| better_batch(expected, opened, specification, tell));
+) -> Option<BatchAndFlights> {
+    let found = with_bars(|tell| better_shape(expected, opened, specification, tell));
     let found = found.unwrap_or_else(|error| {
         let error = anyhow::Error::from(error);
         say(format_args!("going on without a profile of this machine: {error:#}"));
         None
     })?;
+    let flights = |(_, flights)| match found.better.1 == found.usual.1 {
+        true => String::new(),
+        false => format!(" in {}", units::counted(u64::from(flights), "flight")),
+    };
     say(format_args!(
-        "batches of {} rows instead of {}: {:.0}% more tokens/s by a profile of this machine",
-        found.batch,
-        found.usual,
+        "batches of {} rows{} instead of {}{}: {:.0}% more tokens/s by a profile of this machine",
+        found.better.0,
+        flights(found.better),
+        found.usual.0,
+        flights(found.usual),
         100.0 * found.gain
     ));
-    Some(found.batch)
+    Some(found.better)
 }
 
 /// Says what a job will take, before it begins.

@@ -59,6 +59,10 @@ fn show(shown: &mut Option<(&'static str, ProgressBar)>, news: LaunchNews<'_>) {
                 units::counted(workers as u64, "worker"),
             ));
         }
+        LaunchNews::Settled(best, other) => {
+            let other = other.map_or(String::new(), |other| format!("; {other} would be next"));
+            return say(format_args!("workers become {best}{other} (by forecast)"));
+        }
         LaunchNews::MixedKinds(kinds) => {
             return say(format_args!(
                 "the nodes compute on different kinds ({kinds}): results depend on where they are computed"

@@ -77,9 +77,10 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         ));
     }
     let expected = survey.as_ref().and_then(|survey| Expected::of(survey, prepared.standing()));
-    if let Some(expected) = expected.as_ref().filter(|_| planned.is_none()) {
-        let batch = outlook::chosen_batch(expected, &opened, &specification);
-        specification.batch = batch.or(specification.batch);
+    let open = expected.as_ref().filter(|_| planned.is_none());
+    let chosen = open.and_then(|job| outlook::chosen_shape(job, &opened, &specification));
+    if let Some((batch, flights)) = chosen {
+        (specification.batch, specification.flights) = (Some(batch), Some(flights));
     }
     let crowd = expected.as_ref().map_or(Crowd::UNKNOWN, Expected::crowd);
     let resolved = Resolved::new(&specification, &opened, crowd)?;

@@ -270,6 +270,8 @@ fn deployment(
         tier2: args.tier2 as usize,
         local_lane,
         own_lane: None,
+        strands: args.lanes as usize,
+        crowding: [1.0; 2],
         batch: args.batch(),
         flights: args.flights(),
         chunk: args.chunk,
@@ -285,9 +287,7 @@ fn deployment(
         hop: NetworkLink { rtt_seconds: 0.0, bandwidth: f64::INFINITY },
         place: match args.cores {
             Some(cores) => Place::SharedCores(cores as usize),
-            None if args.tier1 == 1 && args.tier2 == 0 => {
-                Place::OneProcess { lanes: args.lanes as usize }
-            }
+            None if args.tier1 == 1 && args.tier2 == 0 => Place::OneProcess,
             None => Place::OwnMachines,
         },
     }

@@ -38,6 +38,14 @@ pub fn parse_hours(text: &str) -> Result<f64, String> {
     Err("must be above 0".to_owned())
 }
 
+/// Parses cores of each Tier-1 and of each Tier-2 process, such as `12,4`; `4` is both.
+pub fn parse_cores(text: &str) -> Result<(u32, u32), String> {
+    let count = |text: &str| text.parse().ok().filter(|count| (1..=4096).contains(count));
+    let (tier1, tier2) = text.split_once(',').unwrap_or((text, text));
+    let cores = count(tier1).zip(count(tier2));
+    cores.ok_or_else(|| "must be one or two numbers of cores, such as 12,4".to_owned())
+}
+
 /// Parses a sampling temperature.
 pub fn parse_temperature(text: &str) -> Result<f32, String> {
     let value = text.parse().ok().filter(|value| (0.0..=2.0).contains(value));
@@ -134,6 +142,15 @@ pub fn count(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cores_are_parsed() {
+        assert_eq!(parse_cores("12,4"), Ok((12, 4)));
+        assert_eq!(parse_cores("3"), Ok((3, 3)));
+        for wrong in ["", "0,1", "1,2,3", "4,", "all"] {
+            assert!(parse_cores(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn sizes_are_parsed() {

@@ -65,6 +65,38 @@ fn workers_join_in_any_order() {
     }
 }
 
+/// Threads that compute side by side in every process, of a Tier 1 with four threads and a Tier 2 with three.
+#[test]
+fn threads_of_workers_compute_side_by_side() {
+    let case = Case::new(mixed_requests(300, 4, 16));
+    let expected = expected(&case);
+    let stats = case.path("stats.json");
+    let path = stats.to_str().expect("a plain path");
+    let shapes: [&[&str]; 3] = [
+        &["--tier1", "1", "--tier2", "0"],
+        &["--tier1", "2", "--tier2", "1", "--flights", "2"],
+        &["--tier1", "1", "--tier2", "1", "--hybrid", "--flights", "1"],
+    ];
+    for (shape, (tier1, tier2)) in shapes.into_iter().zip([(1, 0), (2, 2), (1, 1)]) {
+        let options = [shape, &["--stats", path]].concat();
+        let dispatcher = Dispatcher::listen(&case, "127.0.0.1:0", &options);
+        let join = |tier: &'static str, threads: &'static str| {
+            dispatcher.worker(&["--tier", tier, "--threads", threads])
+        };
+        let mut workers: Vec<Running> = (0..tier1).map(|_| join("1", "4")).collect();
+        workers.extend((0..tier2).map(|_| join("2", "3")));
+        finish(&case, dispatcher.running, workers, &expected);
+        let stats: Value =
+            serde_json::from_str(&fs::read_to_string(&stats).expect("statistics")).expect("JSON");
+        let shares = stats["nodes"].as_array().expect("a list of nodes");
+        let of_tier1 = shares
+            .iter()
+            .filter(|share| share["name"].as_str().is_some_and(|name| name.starts_with("tier1")));
+        let strands = of_tier1.count() / tier1;
+        assert!(strands > 1, "{shape:?}: {shares:?}");
+    }
+}
+
 #[test]
 fn workers_may_be_there_before_the_dispatcher() {
     let case = Case::new(mixed_requests(20, 4, 16));

@@ -13,7 +13,7 @@ pub(crate) struct Placed<'a> {
     pub slice: usize,
     /// Whether it is the slice's Tier-1 node.
     pub has_weights: bool,
-    /// The lane that it attends on.
+    /// The lane that it attends on, of the first strand.
     pub lane: Option<u32>,
 }
 
@@ -44,9 +44,12 @@ impl Budget {
                 (_, wanted) => wanted.unwrap_or(worker.offer.memory_bytes),
             };
             let memory = offered.min(left);
-            let pages = layout.pages(config, (worker.slice, lane), memory)?;
-            let fewest = &mut lane_pages[lane as usize];
-            *fewest = (*fewest).min(pages);
+            for lane in layout.lanes_of_worker(lane) {
+                let memory = memory / layout.strands as u64;
+                let pages = layout.pages(config, (worker.slice, lane), memory)?;
+                let fewest = &mut lane_pages[lane as usize];
+                *fewest = (*fewest).min(pages);
+            }
             memory_bytes_min = memory_bytes_min.min(memory);
         }
         Ok(Self { lane_pages, memory_bytes_min })
@@ -142,7 +145,8 @@ mod tests {
             pipelines: 1,
             slices,
             tier2,
-            local_lanes: usize::from(tier2 == 0),
+            tier1_attends: tier2 == 0,
+            strands: 1,
             batch: 64,
             flights: 3,
             own_batch: None,

@@ -28,7 +28,7 @@ pub enum Control {
     Fetched,
     /// Dispatcher → worker: what was asked for last cannot be read.
     NotFetched(String),
-    /// Worker → Tier-1 node it dialled: "I am your lane", or (`None`) "I am the slice before you", with the pass
+    /// Worker → Tier-1 node it dialled: "I am your lane" (of the first strand), or (`None`) "I am the slice before you", with the pass
     /// that the dispatcher gave both.
     Introduce(Option<u32>, u64),
     /// Worker → dispatcher: weights loaded, pages there, neighbours connected.
@@ -39,7 +39,7 @@ pub enum Control {
     LaneLost(u32),
     /// Dispatcher → worker: say what you did.
     Report,
-    /// Worker → dispatcher: the reports of its nodes.
+    /// Worker → dispatcher: the reports of a strand of its nodes.
     Reported(Vec<NodeReport>),
     /// Tier-1 node → dispatcher: this lane's Tier-2 node sent what no honest node sends, and was sent away.
     LaneLied(u32, String),
@@ -109,7 +109,7 @@ pub struct Role {
     pub pipeline: usize,
     /// Its slice.
     pub slice: usize,
-    /// Its lane on that slice; `None` makes it the slice's Tier-1 node.
+    /// Its lane on that slice, of the first strand; `None` makes it the slice's Tier-1 node.
     pub lane: Option<u32>,
     /// The cluster's shape.
     pub layout: Layout,
@@ -146,8 +146,9 @@ impl Role {
             && layout.slices <= self.config.layers
             && self.pipeline < layout.pipelines
             && layout.pipelines.checked_mul(layout.lanes()) == Some(self.lane_pages.len())
+            && layout.lanes() > 0
             && self.lane.is_none_or(|lane| {
-                layout.lanes_of(self.pipeline).contains(&lane) && self.dial.is_some()
+                layout.lanes_of_strand(self.pipeline, 0).contains(&lane) && self.dial.is_some()
             })
             && [layout.batch, layout.flights, layout.page_positions, layout.context_max]
                 .iter()

@@ -19,9 +19,9 @@ pub fn node_name(pipeline: Option<usize>, slice: usize, lane: Option<u32>) -> St
     }
 }
 
-/// Rows of a lane's average step that make a separate lane worthwhile. With fewer, it is better if the cores read the
-/// weights together.
-const LANE_ROWS_MIN: usize = 64;
+/// Rows of a strand's average batch that make a separate strand worthwhile. With fewer, it is better if the cores read
+/// the weights together.
+const STRAND_ROWS_MIN: usize = 64;
 
 /// What is known about the prompts to come that affects the shape.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ impl Crowd {
 
     /// Rows of an average step if `together` of the prompts run at a time, in batches of up to `batch` rows. Every
     /// generated token needs a step of its own; prompts fill batches.
-    fn rows_per_step(&self, together: usize, batch: usize) -> usize {
+    pub fn rows_per_step(&self, together: usize, batch: usize) -> usize {
         let steps = self.output + (together * self.input).div_ceil(batch);
         together * (self.input + self.output) / steps.max(1)
     }
@@ -57,9 +57,11 @@ pub struct Layout {
     pub slices: usize,
     /// Attention workers of each slice that are Tier-2 nodes (K').
     pub tier2: usize,
-    /// Attention workers of each slice on the Tier-1 node itself, before the Tier-2 nodes: at most one in a cluster;
-    /// in one process, as many as compute side by side.
-    pub local_lanes: usize,
+    /// Whether Tier-1 nodes attend too, each as the first of its slice's attention workers.
+    pub tier1_attends: bool,
+    /// Strands of each pipeline: what its processes compute side by side, each strand with its part of their threads
+    /// and with lanes of its own, one on every attention worker. All strands of a process share its weights.
+    pub strands: usize,
     /// Rows of a flight on each lane (B).
     pub batch: u32,
     /// Flights in the air.
@@ -82,27 +84,32 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Chooses the number of local lanes: the largest that divides the threads evenly and leaves each
-    /// lane enough rows of the crowd and room for a longest context in this memory.
-    pub fn with_local_lanes(
+    /// Chooses the number of strands: the largest that leaves hardly a thread of a Tier-1 node over, each strand enough
+    /// rows of the crowd, and each lane room for a longest context in an attention worker's memory.
+    pub fn with_strands(
         self,
         config: &ModelConfig,
         threads: usize,
         memory_bytes: u64,
         crowd: Crowd,
     ) -> Self {
-        let page_bytes = self.model_page_bytes(config);
+        let page_bytes = self.page_bytes(config, 0);
         let tokens = (crowd.input + crowd.output) as u32;
         let held = memory_bytes / page_bytes / self.pages_for(tokens).max(1);
-        let together = crowd.prompts.min(held as usize);
+        let workers = self.pipelines * self.attention_workers();
+        let together = crowd.prompts.min(held as usize * workers);
         let batch = self.batch as usize;
-        let worthwhile = |lanes: &usize| {
-            threads.is_multiple_of(*lanes)
-                && crowd.rows_per_step((together / lanes).min(batch), batch) >= LANE_ROWS_MIN
-                && memory_bytes / *lanes as u64 / page_bytes >= self.pages_for(self.context_max)
+        // Where a step never leaves its threads, flights meet at every layer.
+        let flights = if self.slices + self.tier2 == 1 { 1 } else { self.flights as usize };
+        let worthwhile = |strands: &usize| {
+            let shard = (together / (workers * strands * flights)).min(batch);
+            let rows = self.attention_workers() * crowd.rows_per_step(shard, batch);
+            10 * (threads / strands * strands) >= 9 * threads
+                && rows >= STRAND_ROWS_MIN
+                && memory_bytes / *strands as u64 / page_bytes >= self.pages_for(self.context_max)
         };
-        let local_lanes = (2..=threads).rev().find(worthwhile).unwrap_or(1);
-        Self { local_lanes, ..self }
+        let strands = (2..=threads).rev().find(worthwhile).unwrap_or(1);
+        Self { strands, ..self }
     }
 
     /// Bytes of one page in all layers of a model.
@@ -115,20 +122,43 @@ impl Layout {
         pages_for(positions, self.page_positions).into()
     }
 
-    /// Attention workers of each slice: lanes of one pipeline.
-    pub fn lanes(&self) -> usize {
-        self.local_lanes + self.tier2
+    /// Attention workers of each slice: lanes of one strand.
+    pub fn attention_workers(&self) -> usize {
+        usize::from(self.tier1_attends) + self.tier2
     }
 
-    /// Lanes of a pipeline, among those of all pipelines.
+    /// Lanes of one pipeline.
+    pub fn lanes(&self) -> usize {
+        self.strands * self.attention_workers()
+    }
+
+    /// Lanes of a pipeline, among those of all pipelines: strand after strand.
     pub fn lanes_of(&self, pipeline: usize) -> Range<u32> {
         let lanes = self.lanes() as u32;
         pipeline as u32 * lanes..(pipeline as u32 + 1) * lanes
     }
 
+    /// Lanes of a strand.
+    pub fn lanes_of_strand(&self, pipeline: usize, strand: usize) -> Range<u32> {
+        let workers = self.attention_workers() as u32;
+        let first = (pipeline * self.strands + strand) as u32 * workers;
+        first..first + workers
+    }
+
+    /// The lanes of an attention worker, by strand; `first` is its lane of the first strand.
+    pub fn lanes_of_worker(&self, first: u32) -> impl Iterator<Item = u32> {
+        let workers = self.attention_workers();
+        (0..self.strands).map(move |strand| first + (strand * workers) as u32)
+    }
+
     /// The pipeline of a lane.
     pub fn pipeline_of(&self, lane: u32) -> usize {
         lane as usize / self.lanes()
+    }
+
+    /// The strand of a lane within its pipeline.
+    pub fn strand_of(&self, lane: u32) -> usize {
+        lane as usize / self.attention_workers() % self.strands
     }
 
     /// Nodes of all pipelines in Tier 1, and in Tier 2.
@@ -141,6 +171,12 @@ impl Layout {
     /// first: `pipeline1-tier1-0`.
     pub fn node_name(&self, pipeline: usize, slice: usize, lane: Option<u32>) -> String {
         node_name((self.pipelines > 1).then_some(pipeline), slice, lane)
+    }
+
+    /// The name of a strand's part of a Tier-1 node: `tier1-0-3` (slice, strand) where there are several.
+    pub(crate) fn strand_name(&self, pipeline: usize, slice: usize, strand: usize) -> String {
+        let node = self.node_name(pipeline, slice, None);
+        if self.strands > 1 { format!("{node}-{strand}") } else { node }
     }
 
     fn own_lane(&self) -> Option<LaneShape> {
@@ -159,15 +195,15 @@ impl Layout {
     }
 
     fn lane_shapes(&self) -> impl Iterator<Item = LaneShape> {
-        (0..self.lanes() as u32).map(|lane| self.lane_shape(lane))
+        (0..self.attention_workers() as u32).map(|lane| self.lane_shape(lane))
     }
 
-    /// Rows of every Tier-1 node's slab.
+    /// Rows of a strand's slab on every Tier-1 node.
     pub fn slab_rows(&self) -> usize {
         self.lane_shapes().map(|shape| shape.slots() as usize).sum()
     }
 
-    /// Where a shard's rows begin in the slab of a node that has the lanes from `first_lane` on.
+    /// Where a shard's rows begin in the slab of a strand that has the lanes from `first_lane` on.
     pub fn slab_start(&self, shard: ShardId, first_lane: u32) -> usize {
         let before = (first_lane..shard.lane).map(|lane| self.lane_shape(lane).slots());
         let flight = shard.flight - self.flights_of(shard.lane).start;
@@ -218,7 +254,7 @@ impl Layout {
         })
     }
 
-    /// What a slice's Tier-1 node holds.
+    /// What a slice's Tier-1 node holds for one strand.
     pub fn slice(&self, config: &ModelConfig, slice: usize) -> SliceSpec {
         SliceSpec {
             layers: self.layers(config.layers, slice),
@@ -254,7 +290,7 @@ impl Layout {
         DispatcherConfig {
             flights: self.flights,
             slices: self.slices as u32,
-            pipelines: (self.pipelines * self.local_lanes.max(1)) as u32,
+            pipelines: (self.pipelines * self.strands) as u32,
             weights_positions: (weights_bytes / config.context_bytes_per_token()).max(1) as u64,
             batch: self.batch,
             own_lane: self.own_lane(),
@@ -279,7 +315,8 @@ mod tests {
             pipelines: 1,
             slices: 1,
             tier2: 0,
-            local_lanes: 1,
+            tier1_attends: true,
+            strands: 1,
             batch: 256,
             flights: 1,
             own_batch: None,
@@ -300,7 +337,7 @@ mod tests {
             let crowd = Crowd { prompts, input: 1, output: 255 };
             let memory_bytes = contexts * 256 * token_bytes;
             let layout = Layout { batch, ..layout() };
-            layout.with_local_lanes(&config, threads, memory_bytes, crowd).local_lanes
+            layout.with_strands(&config, threads, memory_bytes, crowd).strands
         };
         assert_eq!(lanes(256, 2, 1000, 256), 2);
         assert_eq!(lanes(256, 2, 1000, 127), 1, "too few prompts");
@@ -309,11 +346,13 @@ mod tests {
         assert_eq!(lanes(256, 1, 1000, 256), 1);
         assert_eq!(lanes(256, 16, 1000, 256), 4, "of four threads each");
         assert_eq!(lanes(256, 3, 1000, 256), 3);
+        assert_eq!(lanes(256, 13, 1000, 256), 4, "of three threads each, and one is left over");
+        assert_eq!(lanes(256, 7, 1000, 256), 1, "three strands would leave a thread of seven over");
         let long = Layout { context_max: 8192, ..layout() };
         let crowd = Crowd { prompts: 1000, input: 8, output: 8 };
         let memory_bytes = 16_000 * token_bytes;
         assert_eq!(
-            long.with_local_lanes(&config, 2, memory_bytes, crowd).local_lanes,
+            long.with_strands(&config, 2, memory_bytes, crowd).strands,
             1,
             "two lanes could not hold a longest context each"
         );
@@ -339,7 +378,7 @@ mod tests {
         let lanes = |prompts, input, output| {
             let crowd = Crowd { prompts, input, output };
             let layout = Layout { context_max: 8192, ..layout() };
-            layout.with_local_lanes(&config, 2, 1 << 36, crowd).local_lanes
+            layout.with_strands(&config, 2, 1 << 36, crowd).strands
         };
         assert_eq!(lanes(96, 512, 16), 2);
         assert_eq!(lanes(12, 4000, 16), 2);
@@ -351,7 +390,7 @@ mod tests {
 
     #[test]
     fn slices_cover_all_layers_evenly() {
-        let layout = Layout { slices: 3, tier2: 2, local_lanes: 0, ..layout() };
+        let layout = Layout { slices: 3, tier2: 2, tier1_attends: false, ..layout() };
         let slices: Vec<_> = (0..3).map(|slice| layout.layers(8, slice)).collect();
         assert_eq!(slices, [0..3, 3..6, 6..8]);
     }

@@ -1,21 +1,19 @@
-//! The in-process fabric. Each lane is a thread that runs whole steps by itself, and messages are function
-//! calls. Lanes share only the weights: while one attends, which waits for memory, another multiplies, and
-//! no core waits for the slowest at the end of every kernel.
+//! The in-process fabric. Each strand is a thread that runs whole steps of its lane by itself, and messages are
+//! function calls. Strands share only the weights.
 
 use crate::error::ClusterError;
 use crate::fabric::{Fabric, FabricEvent, WAIT};
 use crate::layout::Layout;
-use crate::nodes::{self, Nodes};
+use crate::nodes::{self, Nodes, Strand};
 use crate::payload::Payload;
-use crate::processes::keep_to_cores;
 use crate::report::{NodeReport, peak_memory_bytes};
+use crate::strand::ThreadShares;
 use crate::tier1_kernels::Tier1Place;
-use glinthawk_compute::{Backend, CpuBackend, CpuWeights, Isa, Threads, allowed_cores};
+use glinthawk_compute::{CpuBackend, CpuWeights, Isa, Threads};
 use glinthawk_flight::{Buffer, Pool};
 use glinthawk_model::{Model, ModelConfig};
 use glinthawk_protocol::{Home, Launch, Outgoing, Parcel};
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -27,16 +25,13 @@ use std::time::{Duration, Instant};
 pub struct Kernels {
     /// Instruction set.
     pub isa: Isa,
-    /// Threads, shared evenly by the lanes.
+    /// Threads, shared evenly by the strands.
     pub threads: usize,
 }
 
-impl Kernels {
-    fn backend(self, layout: &Layout) -> Result<CpuBackend, ClusterError> {
-        let threads = Arc::new(Threads::new(self.threads)?);
-        let pool = Arc::new(Pool::new(4 * layout.flights as usize));
-        Ok(CpuBackend { isa: self.isa, threads, pool })
-    }
+/// Buffers of a strand.
+fn pool(layout: &Layout) -> Arc<Pool> {
+    Arc::new(Pool::new(4 * layout.flights as usize))
 }
 
 /// All lanes of an engine in one process.
@@ -79,23 +74,20 @@ impl LocalFabric {
     ) -> Result<Self, ClusterError> {
         let shape = (layout.pipelines, layout.slices, layout.tier2);
         assert_eq!(shape, (1, 1, 0), "one process has the whole model");
-        let place = Tier1Place::new(layout, 0, 0, trace);
-        let all = kernels.backend(layout)?;
-        let weights = Arc::new(nodes::load_slice(model, layout, &place, &all, progress)?);
-        let threads = (kernels.threads / layout.local_lanes).max(1);
-        let cores = Some(allowed_cores()).filter(|cores| cores.len() == kernels.threads);
+        let Kernels { isa, threads } = kernels;
+        let all = CpuBackend { isa, threads: Arc::new(Threads::new(threads)?), pool: pool(layout) };
+        let weights = Arc::new(nodes::load_slice(model, layout, 0, &all, progress)?);
+        let shares = Arc::new(ThreadShares::new(isa, threads, layout.strands));
         let (newsagent, news) = channel();
         let mut lanes = Vec::new();
-        for lane in 0..layout.local_lanes {
+        for strand in 0..layout.strands {
             let (orders, inbox) = channel();
-            let plan = LanePlan {
+            let plan = StrandPlan {
                 config: model.config().clone(),
                 layout: layout.clone(),
-                place: place.of_lane(layout, lane as u32),
-                lane,
+                place: Tier1Place::new(layout, (0, strand), 0, trace),
                 pages,
-                kernels: Kernels { isa: kernels.isa, threads },
-                cores: cores.as_ref().map(|cores| cores[lane * threads..][..threads].to_vec()),
+                shares: Arc::clone(&shares),
             };
             let (weights, newsagent) = (Arc::clone(&weights), newsagent.clone());
             let work = move || {
@@ -109,7 +101,7 @@ impl LocalFabric {
                     Err(panic) => newsagent.send(News::Panicked(panic)),
                 };
             };
-            let thread = thread::Builder::new().name(format!("lane-{lane}")).spawn(work);
+            let thread = thread::Builder::new().name(format!("strand-{strand}")).spawn(work);
             let thread = Some(thread.map_err(ClusterError::io("cannot start a thread"))?);
             lanes.push(Lane { orders: Some(orders), thread });
         }
@@ -188,15 +180,13 @@ impl Drop for LocalFabric {
     }
 }
 
-/// What a lane's thread builds its nodes from.
-struct LanePlan {
+/// What a strand's thread builds its nodes from.
+struct StrandPlan {
     config: ModelConfig,
     layout: Layout,
     place: Tier1Place,
-    lane: usize,
     pages: u32,
-    kernels: Kernels,
-    cores: Option<Vec<usize>>,
+    shares: Arc<ThreadShares>,
 }
 
 /// Both tiers of one lane.
@@ -205,30 +195,18 @@ struct Stack {
     outbox: Vec<Outgoing<Payload<Buffer>>>,
     /// When its clock began.
     began: Instant,
-    /// Its name among several lanes.
-    lane: Option<usize>,
 }
 
 impl Stack {
-    /// Made on the lane's thread, whose cores its kernels inherit.
-    fn new(plan: LanePlan, weights: Arc<CpuWeights>) -> Result<Self, ClusterError> {
-        let LanePlan { config, layout, place, lane, pages, kernels, cores } = plan;
-        if let Some(cores) = cores {
-            // A refusal costs speed, never correctness.
-            _ = keep_to_cores(&cores);
-        }
-        let backend = kernels.backend(&layout)?;
-        let slots = layout.lane_shape(lane as u32).slots() as usize;
-        let weights = weights.beside(Arc::clone(&backend.threads), slots)?;
-        let (id, trace) = ((0, lane as u32), place.trace);
-        let tier2 = nodes::tier2(backend.clone(), id, pages, trace, &layout, &config)?;
-        backend.threads.pin_caller();
-        let tier1 = nodes::tier1(backend, weights, place, &layout, &config);
-        let lanes = BTreeMap::from([(lane as u32, tier2)]);
-        let (tier1, works_max) = (Some(tier1), CpuBackend::WORKS_AHEAD);
-        let nodes = Nodes { slice: 0, tier1, lanes, attends_first: true, works_max };
-        let lane = (layout.lanes() > 1).then_some(lane);
-        Ok(Self { nodes, outbox: Vec::new(), began: Instant::now(), lane })
+    /// Made on the strand's thread.
+    fn new(plan: StrandPlan, weights: Arc<CpuWeights>) -> Result<Self, ClusterError> {
+        let StrandPlan { config, layout, place, pages, shares } = plan;
+        let backend = shares.take(place.strand, pool(&layout))?;
+        let weights = weights.beside(Arc::clone(&backend.threads), layout.slab_rows())?;
+        let lane = Some((place.first_lane, pages));
+        let strand = Strand { place, lane, layout: &layout, config: &config };
+        let nodes = strand.nodes(&backend, Some(weights))?;
+        Ok(Self { nodes, outbox: Vec::new(), began: Instant::now() })
     }
 
     /// Executes orders until the channel closes.
@@ -285,9 +263,6 @@ impl Stack {
     fn reports(&self) -> Vec<NodeReport> {
         let peak_memory_bytes = peak_memory_bytes();
         let mut reports = nodes::reports(&self.nodes);
-        if let Some(lane) = self.lane {
-            reports[0].name = format!("{}-{lane}", reports[0].name);
-        }
         reports.iter_mut().for_each(|report| report.peak_memory_bytes = peak_memory_bytes);
         reports
     }

@@ -2,16 +2,17 @@
 
 use crate::budget::{Budget, Placed};
 use crate::complaints::{Complaints, words};
-use crate::control::{Control, Link, Offer, Role};
+use crate::control::{Control, Offer, Role};
 use crate::error::ClusterError;
 use crate::kinds::{Kinds, NodeKind};
 use crate::layout::Layout;
 use crate::net::{Config, Controller, Encryption, Event, LostReason, Peer, Token};
 use crate::remote::{Node, RemoteFabric, name_of};
+use crate::spec::{ClusterSpec, Offered};
 use crate::weights::serve_weights;
 use glinthawk_compute::Isa;
 use glinthawk_flight::{Buffer, Message, Pool};
-use glinthawk_model::{Model, ModelIdentity};
+use glinthawk_model::Model;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -26,30 +27,6 @@ const OFFER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Idle buffers the dispatcher keeps.
 const POOL_BUFFERS: usize = 64;
-
-/// What a cluster is to be.
-pub struct ClusterSpec<'a> {
-    /// Its shape.
-    pub layout: Layout,
-    /// The model.
-    pub model: &'a Model,
-    /// Identity of its weights, which a worker's own disk must match.
-    pub identity: ModelIdentity,
-    /// The name by which workers look for it on their own disks.
-    pub model_name: String,
-    /// The best instruction set that a node on a CPU may use; `None` leaves each its own best.
-    pub isa: Option<Isa>,
-    /// Rows of each flight on a GPU's own lane beside slower ones.
-    pub own_batch: u32,
-    /// Memory for contexts of each attention worker, at most what a GPU has left; `None` takes what each offers.
-    pub context_memory_bytes: Option<u64>,
-    /// The same for Tier-1 nodes, if it is another.
-    pub own_memory_bytes: Option<u64>,
-    /// Artificial link between the tiers.
-    pub link: Link,
-    /// Whether nodes record timelines.
-    pub trace: bool,
-}
 
 /// A dispatcher that listens for workers.
 pub struct Muster {
@@ -118,17 +95,21 @@ impl Muster {
             self.gather(event);
             self.hurry();
         }
+        if let Some(settled) = spec.settle.and_then(|settle| settle(&self.offered())) {
+            layout = settled;
+        }
         let (tier1, tier2) = self.cast(&layout)?;
         layout.page_positions = self.settle_pages(&layout, &tier1, &tier2)?;
         let has_gpu = |peer: &Peer| self.offer(*peer).gpu.is_some();
         let is_ahead = tier1.iter().all(has_gpu) && !tier2.iter().flatten().any(has_gpu);
-        let is_hybrid = layout.pipelines == 1 && layout.local_lanes > 0 && layout.tier2 > 0;
+        let is_hybrid = layout.pipelines == 1 && layout.tier1_attends && layout.tier2 > 0;
         layout.own_batch = (is_hybrid && is_ahead).then_some(spec.own_batch);
+        let layout = self.with_strands(layout, spec, &tier1, &tier2);
         let mut placed = Vec::new();
         for (index, (&peer, workers)) in tier1.iter().zip(&tier2).enumerate() {
             let (pipeline, slice) = (index / layout.slices, index % layout.slices);
-            let first = layout.lanes_of(pipeline).start;
-            let first_remote = first + layout.local_lanes as u32;
+            let first = layout.lanes_of_strand(pipeline, 0).start;
+            let first_remote = first + u32::from(layout.tier1_attends);
             let (offer, lane) = (self.offer(peer), (first_remote > first).then_some(first));
             placed.push(Placed { offer, slice, has_weights: true, lane });
             placed.extend((first_remote..).zip(workers).map(|(lane, &peer)| {
@@ -148,6 +129,43 @@ impl Muster {
         let fabric = RemoteFabric::new(self.controller, &layout, config.vocab, firsts, nodes);
         let context_memory_bytes = memory_bytes_min;
         Ok(Mustered { fabric, layout, lane_pages, kinds, threads, context_memory_bytes })
+    }
+
+    fn offered(&self) -> Vec<Offered> {
+        let offers = self.members.values().filter_map(|member| member.offer.as_ref());
+        let offered = offers.map(|offer| Offered {
+            tier: offer.tier,
+            threads: offer.threads as usize,
+            memory_bytes: offer.memory_bytes,
+            has_gpu: offer.gpu.is_some(),
+        });
+        offered.collect()
+    }
+
+    /// How many strands the workers compute in: devices have one.
+    fn with_strands(
+        &self,
+        layout: Layout,
+        spec: &ClusterSpec<'_>,
+        tier1: &[Peer],
+        tier2: &[Vec<Peer>],
+    ) -> Layout {
+        let wanted = spec.context_memory_bytes;
+        let memory = |peer: &Peer, wanted: Option<u64>| {
+            wanted.unwrap_or_else(|| self.offer(*peer).memory_bytes)
+        };
+        let own = tier1.iter().filter(|_| layout.tier1_attends);
+        let own = own.map(|peer| memory(peer, spec.own_memory_bytes.or(wanted)));
+        let others = tier2.iter().flatten().map(|peer| memory(peer, wanted));
+        let memory = own.chain(others).min();
+        let threads = tier1.iter().map(|&peer| self.offer(peer).threads as usize).min();
+        let mut all = tier1.iter().chain(tier2.iter().flatten());
+        match (threads, memory) {
+            (Some(threads), Some(memory)) if all.all(|&peer| self.offer(peer).gpu.is_none()) => {
+                layout.with_strands(spec.model.config(), threads, memory, spec.crowd)
+            }
+            _ => Layout { strands: 1, ..layout },
+        }
     }
 
     fn offers(&self) -> usize {
@@ -259,7 +277,7 @@ impl Muster {
         tier1: &[Peer],
         tier2: &[Vec<Peer>],
     ) -> Result<u32, ClusterError> {
-        let own = tier1.iter().filter(|_| layout.local_lanes > 0);
+        let own = tier1.iter().filter(|_| layout.tier1_attends);
         let attending = own.chain(tier2.iter().flatten()).map(|&peer| self.offer(peer));
         let sizes: Vec<&[u32]> = attending.map(|offer| &offer.page_positions[..]).collect();
         common_size(&sizes).ok_or(ClusterError::PageSizes)
@@ -313,8 +331,9 @@ impl Muster {
                 own.dial = Some((address(tier1[index + 1]), pass));
                 from_before = Some(pass);
             }
-            let lanes = layout.lanes_of(index / layout.slices);
-            for (lane, &worker) in lanes.skip(layout.local_lanes).zip(&tier2[index]) {
+            let lanes = layout.lanes_of_strand(index / layout.slices, 0);
+            let lanes = lanes.skip(usize::from(layout.tier1_attends));
+            for (lane, &worker) in lanes.zip(&tier2[index]) {
                 let (kind, pass) = (self.kind(worker, spec.isa)?, new_pass()?);
                 own.callers.push((Some(lane), pass));
                 let dial = Some((address(peer), pass));
@@ -326,7 +345,7 @@ impl Muster {
             name: role.name(),
             kind: role.kind.clone(),
             has_weights: role.lane.is_none(),
-            attends: role.lane.is_some() || layout.local_lanes > 0,
+            attends: role.lane.is_some() || layout.tier1_attends,
         }));
         let mut nodes = BTreeMap::new();
         for (peer, role) in roles {

@@ -9,26 +9,60 @@ use crate::tier2_kernels::Tier2Kernels;
 use glinthawk_compute::Backend;
 use glinthawk_model::{Model, ModelConfig};
 use glinthawk_protocol::{Driver, Stage, Started, Tier1Node, Tier2Node};
+use std::collections::BTreeMap;
 
 type PayloadOf<B> = Payload<<B as Backend>::Buffer>;
 
 /// What a process hosts.
 pub(crate) type Nodes<B> = Driver<PayloadOf<B>, Tier1Kernels<B>, Tier2Kernels<B>>;
 
+/// A strand of a process that hosts nodes of one slice.
+pub(crate) struct Strand<'a> {
+    pub place: Tier1Place,
+    /// The lane that attends in this process, with its pages.
+    pub lane: Option<(u32, u32)>,
+    pub layout: &'a Layout,
+    pub config: &'a ModelConfig,
+}
+
+impl Strand<'_> {
+    /// The strand's nodes on a device; a Tier-1 node has weights.
+    pub(crate) fn nodes<B: Backend>(
+        &self,
+        backend: &B,
+        weights: Option<B::Weights>,
+    ) -> Result<Nodes<B>, ClusterError> {
+        let Self { place, lane, layout, config, .. } = *self;
+        let mut lanes = BTreeMap::new();
+        if let Some((lane, pages)) = lane {
+            let id = (place.slice, lane);
+            let node = tier2(backend.clone(), id, pages, place.trace, layout, config)?;
+            lanes.insert(lane, node);
+        }
+        Ok(Nodes {
+            slice: place.slice,
+            tier1: weights.map(|weights| tier1(backend.clone(), weights, place, layout, config)),
+            lanes,
+            attends_first: layout.tier2 == 0,
+            works_max: B::WORKS_AHEAD,
+        })
+    }
+}
+
 /// Loads the weights of one slice.
 pub(crate) fn load_slice<B: Backend>(
     model: &Model,
     layout: &Layout,
-    place: &Tier1Place,
+    slice: usize,
     backend: &B,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<B::Weights, ClusterError> {
-    let spec = layout.slice(model.config(), place.slice);
+    let spec = layout.slice(model.config(), slice);
     Ok(backend.weights(model, &spec, progress)?)
 }
 
 /// The Tier-1 node at a place.
-pub(crate) fn tier1<B: Backend>(
+fn tier1<B: Backend>(
     backend: B,
     weights: B::Weights,
     place: Tier1Place,
@@ -36,13 +70,13 @@ pub(crate) fn tier1<B: Backend>(
     config: &ModelConfig,
 ) -> (Tier1Node<PayloadOf<B>>, Tier1Kernels<B>) {
     let layers = layout.layers(config.layers, place.slice).len() as u32;
-    let node = Tier1Node::new(layers, place.rows_max, layout.merge());
-    let name = layout.node_name(place.pipeline, place.slice, None);
+    let node = Tier1Node::new(layers, layout.rows_max(), layout.merge());
+    let name = layout.strand_name(place.pipeline, place.slice, place.strand);
     (node, Tier1Kernels::new(name, backend, weights, place, layout, config))
 }
 
 /// The Tier-2 node of a slice and lane, with room for `pages` pages.
-pub(crate) fn tier2<B: Backend>(
+fn tier2<B: Backend>(
     backend: B,
     (slice, lane): (usize, u32),
     pages: u32,

@@ -60,7 +60,7 @@ pub(crate) struct Node {
     pub pipeline: usize,
     /// Its slice.
     pub slice: usize,
-    /// Its lane, if it is a Tier-2 node.
+    /// Its lane of the first strand, if it is a Tier-2 node.
     pub lane: Option<u32>,
 }
 
@@ -112,7 +112,10 @@ impl RemoteFabric {
                 }
                 Ok(Said::LaneLied(lane, lie)) => {
                     let slice = self.nodes[&peer].slice;
-                    let is_it = |node: &Node| node.lane == Some(lane) && node.slice == slice;
+                    let has_lane =
+                        |first: u32| self.layout.lanes_of_worker(first).any(|one| one == lane);
+                    let is_it =
+                        |node: &Node| node.lane.is_some_and(has_lane) && node.slice == slice;
                     let liar = self.nodes.iter().find(|(_, node)| is_it(node));
                     if let Some((&liar, _)) = liar {
                         self.dismiss(liar, &lie)?;
@@ -187,12 +190,19 @@ impl RemoteFabric {
         if fits { Ok(Said::Home(home)) } else { Err("tokens that were not asked for".to_owned()) }
     }
 
-    /// The names under which a worker reports: its role's, and its own lane's if it has one.
+    /// The names under which the strands of a worker report: those of its Tier-1 node and of their lanes on it.
     fn names_of(&self, node: &Node) -> Vec<String> {
-        let own_lanes = self.layout.lanes_of(node.pipeline).take(self.layout.local_lanes);
-        let name = |lane| self.layout.node_name(node.pipeline, node.slice, Some(lane));
-        let own_lanes = own_lanes.filter(|_| node.lane.is_none()).map(name);
-        std::iter::once(node.name.clone()).chain(own_lanes).collect()
+        let Node { pipeline, slice, .. } = *node;
+        let own = self.layout.lanes_of_strand(pipeline, 0).start;
+        let first = node.lane.or(self.layout.tier1_attends.then_some(own));
+        let lanes = first.into_iter().flat_map(|first| self.layout.lanes_of_worker(first));
+        let mut names: Vec<String> =
+            lanes.map(|lane| self.layout.node_name(pipeline, slice, Some(lane))).collect();
+        if node.lane.is_none() {
+            let strands = 0..self.layout.strands;
+            names.extend(strands.map(|strand| self.layout.strand_name(pipeline, slice, strand)));
+        }
+        names
     }
 
     /// A worker without a role may have offered itself, and waits. One that says anything else is no worker.
@@ -221,7 +231,7 @@ impl RemoteFabric {
         let Some(Node { pipeline, lane, .. }) = self.nodes.remove(&peer) else { return Err(error) };
         self.gone.insert(peer);
         let mut lanes: Vec<u32> = match lane {
-            Some(lane) => vec![lane],
+            Some(first) => self.layout.lanes_of_worker(first).collect(),
             None => {
                 let useless = self.nodes.extract_if(.., |_, node| node.pipeline == pipeline);
                 self.gone.extend(useless.map(|(peer, _)| peer));
@@ -293,33 +303,35 @@ impl Fabric for RemoteFabric {
     }
 
     fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError> {
-        let mut missing: BTreeMap<Peer, String> = BTreeMap::new();
+        // Every strand of a process reports by itself.
+        let mut missing: BTreeMap<Peer, (String, usize)> = BTreeMap::new();
         self.reporting = true;
         for (&peer, node) in &self.nodes {
             // One that cannot be asked is lost, and its report is missing.
             _ = self.controller.send(peer, Control::Report.message(Buffer::default()));
-            missing.insert(peer, node.name.clone());
+            missing.insert(peer, (node.name.clone(), self.layout.strands));
         }
-        let mut reports = BTreeMap::new();
+        let mut reports: Vec<NodeReport> = Vec::new();
         let started = Instant::now();
         while missing.keys().any(|peer| self.nodes.contains_key(peer))
             && started.elapsed() < REPORT_PATIENCE
         {
             let Some(event) = self.hear(WAIT) else { continue };
             // A node that is lost now has done its work: all it takes along is its report.
-            if let Ok(Some((peer, report))) = self.take(event)
-                && missing.remove(&peer).is_some()
+            if let Ok(Some((peer, of_strand))) = self.take(event)
+                && let Some((_, strands)) = missing.get_mut(&peer)
             {
-                reports.insert(peer, report);
+                reports.extend(of_strand);
+                *strands -= 1;
+                missing.retain(|_, (_, strands)| *strands > 0);
             }
         }
         self.reporting = false;
         if !missing.is_empty() {
-            let missing: Vec<String> = missing.into_values().collect();
+            let missing: Vec<String> = missing.into_values().map(|(name, _)| name).collect();
             let nodes = missing.join(", ");
             tracing::warn!(nodes, "did not report: the statistics are without them");
         }
-        let mut reports: Vec<NodeReport> = reports.into_values().flatten().collect();
         reports.sort_by(|a, b| (a.tier, &a.name).cmp(&(b.tier, &b.name)));
         Ok(reports)
     }

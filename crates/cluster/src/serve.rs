@@ -1,32 +1,65 @@
-//! A worker's nodes on the network: parcels for nodes elsewhere are messages.
+//! A strand of a worker's nodes on the network: parcels for nodes elsewhere are messages.
 
-use crate::control::Control;
+use crate::control::{Control, Role};
 use crate::error::ClusterError;
 use crate::net::Peer;
-use crate::news::WorkerNews;
 use crate::nodes::{self, Nodes};
 use crate::payload::Payload;
+use crate::report::NodeReport;
 use crate::station::{Heard, IDLE, Station};
-use crate::tier1_kernels::Tier1Place;
-use crate::weights::model_of;
 use crate::wire;
 use glinthawk_compute::Backend;
 use glinthawk_flight::{Kind, Message};
 use glinthawk_protocol::{Attend, Launch, NodeAddress, Outgoing, Parcel, Started};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// How often a worker looks whether its device is done before it sleeps between two looks, and for how long it sleeps.
 const LOOKS: u32 = 64;
 const NAP: Duration = Duration::from_micros(20);
 
-struct Server<'a, B: Backend> {
+/// The nodes elsewhere that send to a strand's nodes or are sent to.
+#[derive(Clone, Default)]
+pub(crate) struct Peers(BTreeMap<NodeAddress, Peer>);
+
+impl Peers {
+    pub(crate) fn insert(&mut self, node: NodeAddress, peer: Peer) {
+        self.0.insert(node, peer);
+    }
+
+    /// The same processes, with the nodes that they have of another strand than the first.
+    pub(crate) fn of_strand(&self, role: &Role, strand: usize) -> Self {
+        let node_of = |node: &NodeAddress| match *node {
+            NodeAddress::Tier2(slice, first) => {
+                let lane = role.layout.lanes_of_worker(first).nth(strand);
+                NodeAddress::Tier2(slice, lane.expect("every strand has a lane on every worker"))
+            }
+            node => node,
+        };
+        Self(self.0.iter().map(|(node, peer)| (node_of(node), *peer)).collect())
+    }
+
+    pub(crate) fn contains(&self, node: NodeAddress) -> bool {
+        self.0.contains_key(&node)
+    }
+
+    pub(crate) fn node_at(&self, peer: Peer) -> Option<NodeAddress> {
+        self.0.iter().find(|(_, known)| **known == peer).map(|(node, _)| *node)
+    }
+}
+
+/// A strand at work.
+pub(crate) struct Server<'a, B: Backend> {
     station: &'a Station,
+    /// Where its events arrive.
+    letter_box: usize,
+    /// Whether it speaks for its process.
+    is_first: bool,
+    lanes: Range<u32>,
     backend: B,
     nodes: Nodes<B>,
-    /// The nodes elsewhere that send to these or are sent to.
-    peers: BTreeMap<NodeAddress, Peer>,
+    peers: Peers,
     /// Peers that were sent away, and may have said more by then.
     dismissed: BTreeSet<Peer>,
     /// What the device was given and is not known to be done with, in order.
@@ -43,124 +76,40 @@ struct Given<B: Backend> {
     end: B::Mark,
 }
 
-/// Runs a worker in its role to its end, on a device.
-pub(crate) fn run<B: Backend>(station: &Arc<Station>, backend: B) -> Result<(), ClusterError> {
-    let slice = station.role.slice;
-    let (tier1, lanes, works_max) = (None, BTreeMap::new(), B::WORKS_AHEAD);
-    let nodes = Nodes { slice, tier1, lanes, attends_first: false, works_max };
-    let (peers, given, outbox) = (BTreeMap::new(), VecDeque::new(), Vec::new());
-    let (dismissed, began) = (BTreeSet::new(), Instant::now());
-    let mut server = Server { station, backend, nodes, peers, dismissed, given, outbox, began };
-    match station.role.lane {
-        None => server.be_tier1(station)?,
-        Some(lane) => server.be_tier2(lane)?,
-    }
-    let ready = station.ready()?;
-    server.serve()?;
-    station.done(nodes::reports(&server.nodes).swap_remove(0), ready);
-    Ok(())
-}
-
-impl<B: Backend> Server<'_, B> {
-    /// Makes the slice's Tier-1 node, with a lane of its own if the plan gives it one, and waits until every
-    /// other lane and the slice before have introduced themselves.
-    fn be_tier1(&mut self, station: &Arc<Station>) -> Result<(), ClusterError> {
-        let role = &station.role;
-        let (layout, slice) = (&role.layout, role.slice);
-        let model = model_of(station)?;
-        let place = Tier1Place::new(layout, role.pipeline, slice, role.trace);
-        let mut said = false;
-        let progress = &mut |_, total| {
-            if !std::mem::replace(&mut said, true) {
-                (station.news)(WorkerNews::Loading(&model, total));
-            }
-        };
-        let weights = nodes::load_slice(&model, layout, &place, &self.backend, progress)?;
-        let backend = self.backend.clone();
-        self.nodes.tier1 = Some(nodes::tier1(backend, weights, place, layout, &role.config));
-        let lanes = layout.lanes_of(role.pipeline);
-        let first_remote = lanes.start + layout.local_lanes as u32;
-        (lanes.start..first_remote).try_for_each(|lane| self.add_lane(lane))?;
-        station.threads.pin_caller();
-        self.peers.insert(NodeAddress::Dispatcher, station.dispatcher);
-        if let Some(next) = station.dial_neighbour(None)? {
-            self.peers.insert(NodeAddress::Tier1(slice + 1), next);
+impl<'a, B: Backend> Server<'a, B> {
+    /// A strand's server. The only strand of a process receives everything; one of several has a letter box.
+    pub(crate) fn new(
+        station: &'a Station,
+        strand: usize,
+        backend: B,
+        nodes: Nodes<B>,
+        peers: Peers,
+    ) -> Self {
+        let Role { layout, pipeline, .. } = &station.role;
+        Self {
+            station,
+            letter_box: if layout.strands > 1 { 1 + strand } else { 0 },
+            is_first: strand == 0,
+            lanes: layout.lanes_of_strand(*pipeline, strand),
+            backend,
+            nodes,
+            peers,
+            dismissed: BTreeSet::new(),
+            given: VecDeque::new(),
+            outbox: Vec::new(),
+            began: Instant::now(),
         }
-        let lanes = (first_remote..lanes.end).map(|lane| NodeAddress::Tier2(slice, lane));
-        let previous = slice.checked_sub(1).map(NodeAddress::Tier1);
-        let mut awaited: Vec<NodeAddress> = lanes.chain(previous).collect();
-        while !awaited.is_empty() {
-            match station.hear(IDLE)? {
-                Some(Heard::Message(peer, message, _)) => {
-                    match (self.introduced(peer, &message), self.node_at(peer)) {
-                        (Ok(node), _) => awaited.retain(|awaited| *awaited != node),
-                        (Err(error), Some(_)) => return Err(error),
-                        (Err(error), None) => station.dismiss(peer, &error),
-                    }
-                }
-                Some(Heard::Lost(peer, error)) if self.node_at(peer).is_some() => {
-                    return Err(error);
-                }
-                Some(Heard::Over) => {
-                    return Err(ClusterError::DispatcherLost("it left".to_owned()));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn introduced(&mut self, peer: Peer, message: &Message) -> Result<NodeAddress, ClusterError> {
-        let role = &self.station.role;
-        let is_awaited = |caller| role.callers.contains(&caller);
-        let node = match Control::read(message)? {
-            Control::Introduce(None, pass) if is_awaited((None, pass)) => {
-                NodeAddress::Tier1(role.slice - 1)
-            }
-            Control::Introduce(Some(lane), pass) if is_awaited((Some(lane), pass)) => {
-                NodeAddress::Tier2(role.slice, lane)
-            }
-            _ => return Err(ClusterError::Control("no introduction of a neighbour".to_owned())),
-        };
-        if self.peers.contains_key(&node) {
-            return Err(ClusterError::Control("a second introduction".to_owned()));
-        }
-        if let NodeAddress::Tier2(..) = node {
-            self.station.shape(peer);
-        }
-        self.peers.insert(node, peer);
-        Ok(node)
-    }
-
-    fn be_tier2(&mut self, lane: u32) -> Result<(), ClusterError> {
-        self.add_lane(lane)?;
-        self.station.threads.pin_caller();
-        let tier1 = self.station.dial_neighbour(Some(lane))?;
-        let tier1 = tier1.expect("a Tier-2 node has a Tier-1 node to dial");
-        self.station.shape(tier1);
-        self.peers.insert(NodeAddress::Tier1(self.nodes.slice), tier1);
-        Ok(())
-    }
-
-    fn add_lane(&mut self, lane: u32) -> Result<(), ClusterError> {
-        let role = &self.station.role;
-        let (layout, slice, pages) = (&role.layout, role.slice, role.lane_pages[lane as usize]);
-        let backend = self.backend.clone();
-        let node = nodes::tier2(backend, (slice, lane), pages, role.trace, layout, &role.config)?;
-        let page_bytes = layout.page_bytes(&role.config, slice);
-        (self.station.news)(WorkerNews::Contexts(u64::from(pages) * page_bytes));
-        self.nodes.lanes.insert(lane, node);
-        Ok(())
     }
 
     /// Takes in everything that is here, starts something, sends what follows from what is done; until the job is over.
-    fn serve(&mut self) -> Result<(), ClusterError> {
+    /// Returns what the nodes did.
+    pub(crate) fn serve(mut self) -> Result<Vec<NodeReport>, ClusterError> {
         let mut wait = Duration::ZERO;
         let mut looks = 0;
         loop {
-            while let Some(heard) = self.station.hear(wait)? {
+            while let Some(heard) = self.station.hear(self.letter_box, wait)? {
                 if self.take(heard)? {
-                    return Ok(());
+                    return Ok(nodes::reports(&self.nodes));
                 }
                 (wait, looks) = (Duration::ZERO, 0);
             }
@@ -227,7 +176,7 @@ impl<B: Backend> Server<'_, B> {
 
     fn send(&mut self, outgoing: Outgoing<Payload<B::Buffer>>) -> Result<(), ClusterError> {
         let Outgoing { to, rows, parcel } = outgoing;
-        let Some(&peer) = self.peers.get(&to) else {
+        let Some(&peer) = self.peers.0.get(&to) else {
             self.nodes.deliver(parcel)?;
             return Ok(());
         };
@@ -246,9 +195,11 @@ impl<B: Backend> Server<'_, B> {
     fn take(&mut self, heard: Heard) -> Result<bool, ClusterError> {
         match heard {
             Heard::Message(peer, message, arrived) => self.receive(peer, message, arrived)?,
-            Heard::ReportWanted => self.station.send_reports(nodes::reports(&self.nodes))?,
+            Heard::ReportWanted => {
+                self.station.send_reports(nodes::reports(&self.nodes), self.is_first)?;
+            }
             Heard::LaneLost(lane) => self.nodes.lose_lane(lane),
-            Heard::Lost(peer, error) => match self.node_at(peer) {
+            Heard::Lost(peer, error) => match self.peers.node_at(peer) {
                 Some(NodeAddress::Tier2(_, lane)) => self.nodes.lose_lane(lane),
                 Some(_) => return Err(error),
                 None => {}
@@ -270,7 +221,7 @@ impl<B: Backend> Server<'_, B> {
         if self.dismissed.contains(&peer) {
             return Ok(());
         }
-        let Some(sender) = self.node_at(peer) else {
+        let Some(sender) = self.peers.node_at(peer) else {
             let what = format!("{} of a peer without a role here", message.kind());
             self.station.dismiss(peer, &what);
             self.dismissed.insert(peer);
@@ -287,10 +238,6 @@ impl<B: Backend> Server<'_, B> {
             }
             (Err(error), _) => Err(error),
         }
-    }
-
-    fn node_at(&self, peer: Peer) -> Option<NodeAddress> {
-        self.peers.iter().find(|(_, known)| **known == peer).map(|(node, _)| *node)
     }
 
     /// A message that its sender may send to a node here, and that fits the layout.
@@ -340,12 +287,6 @@ impl<B: Backend> Server<'_, B> {
         Ok(parcel)
     }
 
-    /// Whether a lane is one of this node's pipeline.
-    fn has_lane(&self, lane: u32) -> bool {
-        let role = &self.station.role;
-        role.layout.lanes_of(role.pipeline).contains(&lane)
-    }
-
     /// Whether rows to attend fit a lane here.
     fn attends(&self, attend: &Attend) -> bool {
         let (role, shard) = (&self.station.role, attend.step.shard);
@@ -367,7 +308,7 @@ impl<B: Backend> Server<'_, B> {
         let role = &self.station.role;
         let shape = role.layout.lane_shape(launch.step.shard.lane);
         role.layout.flights_of(launch.step.shard.lane).contains(&launch.step.shard.flight)
-            && self.has_lane(launch.step.shard.lane)
+            && self.lanes.contains(&launch.step.shard.lane)
             && launch.rows.len() <= shape.batch as usize
             && launch.rows.iter().all(|row| {
                 (row.token as usize) < role.config.vocab && row.position < role.layout.context_max

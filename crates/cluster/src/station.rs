@@ -60,13 +60,23 @@ pub(crate) enum Heard {
 }
 
 impl Station {
-    /// The next event, waiting for at most `wait`.
-    pub(crate) fn hear(&self, wait: Duration) -> Result<Option<Heard>, ClusterError> {
+    /// The next event for the whole process, waiting for at most `wait`.
+    pub(crate) fn next(&self, wait: Duration) -> Option<Event> {
         let stashed = self.stash.lock().expect("no panic with the stash").pop_front();
-        match stashed.or_else(|| self.controller.recv(wait)) {
-            None => Ok(None),
-            Some(event) => self.understand(event).map(Some),
-        }
+        stashed.or_else(|| self.controller.recv(wait))
+    }
+
+    /// What the next event in a letter box means, waiting for at most `wait`. The first one is the whole process's.
+    pub(crate) fn hear(
+        &self,
+        letter_box: usize,
+        wait: Duration,
+    ) -> Result<Option<Heard>, ClusterError> {
+        let event = match letter_box {
+            0 => self.next(wait),
+            _ => self.controller.recv_in(letter_box, wait),
+        };
+        event.map(|event| self.understand(event)).transpose()
     }
 
     fn understand(&self, event: Event) -> Result<Heard, ClusterError> {
@@ -174,10 +184,16 @@ impl Station {
         }
     }
 
-    /// Sends this process's reports, its traffic with the first.
-    pub(crate) fn send_reports(&self, mut reports: Vec<NodeReport>) -> Result<(), ClusterError> {
-        reports[0].set_traffic(&self.controller.stats());
-        reports[0].peak_memory_bytes = peak_memory_bytes();
+    /// Sends a strand's reports. The first of a process's strands has its traffic, with its first report.
+    pub(crate) fn send_reports(
+        &self,
+        mut reports: Vec<NodeReport>,
+        is_first: bool,
+    ) -> Result<(), ClusterError> {
+        if is_first {
+            reports[0].set_traffic(&self.controller.stats());
+            reports[0].peak_memory_bytes = peak_memory_bytes();
+        }
         self.tell_dispatcher(&Control::Reported(reports))
     }
 }

@@ -16,41 +16,40 @@ use std::time::Instant;
 pub(crate) struct Tier1Place {
     /// Its pipeline, from 0.
     pub pipeline: usize,
+    /// Its strand of the pipeline, from 0.
+    pub strand: usize,
     /// The slice, from 0.
     pub slice: usize,
     /// The slice embeds.
     pub first: bool,
     /// The slice classifies.
     pub last: bool,
-    /// First of the lanes whose shards come here.
+    /// First of the strand's lanes, whose shards come here.
     pub first_lane: u32,
-    /// How many of them, from the first, attend on this node's device.
-    pub lanes_here: u32,
-    /// Rows of a batch at most.
-    pub rows_max: usize,
+    /// Whether the first lane attends on this node's device.
+    pub attends: bool,
     /// Whether a timeline is recorded.
     pub trace: bool,
 }
 
 impl Tier1Place {
-    /// Where slice `slice` of a layout's pipeline stands.
-    pub fn new(layout: &Layout, pipeline: usize, slice: usize, trace: bool) -> Self {
+    /// Where a strand of a layout's pipeline stands in slice `slice`.
+    pub fn new(
+        layout: &Layout,
+        (pipeline, strand): (usize, usize),
+        slice: usize,
+        trace: bool,
+    ) -> Self {
         Self {
             pipeline,
+            strand,
             slice,
             first: slice == 0,
             last: slice + 1 == layout.slices,
-            first_lane: layout.lanes_of(pipeline).start,
-            lanes_here: layout.local_lanes as u32,
-            rows_max: layout.rows_max(),
+            first_lane: layout.lanes_of_strand(pipeline, strand).start,
+            attends: layout.tier1_attends,
             trace,
         }
-    }
-
-    /// The same place for one lane alone.
-    pub fn of_lane(self, layout: &Layout, lane: u32) -> Self {
-        let rows_max = layout.lane_shape(lane).batch as usize;
-        Self { first_lane: lane, lanes_here: 1, rows_max, ..self }
     }
 }
 
@@ -191,8 +190,8 @@ impl<B: Backend> Tier1Kernels<B> {
             _ => self.weights.pre_attention(0, &mut out)?,
         }
         for (task, qkv) in work.tasks.iter_mut().zip(buffers) {
-            let lane = task.launch.step.shard.lane - self.place.first_lane;
-            task.payload.activations = match lane < self.place.lanes_here {
+            let is_first = task.launch.step.shard.lane == self.place.first_lane;
+            task.payload.activations = match self.place.attends && is_first {
                 true => Activations::Device(qkv),
                 false => Activations::Host(self.backend.to_host(qkv)?),
             };

@@ -1,5 +1,5 @@
 //! A worker process: joins a dispatcher, is told its role, and executes until it is told goodbye.
-//! The calling thread is its compute thread; the network controller has the other one.
+//! The calling thread computes, or oversees the strands that do; the network controller has another one.
 
 use crate::complaints::Complaints;
 use crate::control::{Control, GpuOffer, Offer, Role};
@@ -7,7 +7,7 @@ use crate::error::ClusterError;
 use crate::net::{Config, Controller, Encryption, Event, Peer, Token};
 use crate::news::WorkerNews;
 use crate::processes::keep_to_cores;
-use crate::serve;
+use crate::role;
 use crate::station::{PATIENCE, Station, dial, keep_introduction};
 use glinthawk_compute::cuda::{CudaBackend, CudaDevice, CudaModel, pinned_pool};
 use glinthawk_compute::{CpuBackend, Isa, Threads};
@@ -103,11 +103,15 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     let outcome = match &options.gpu {
         Some(gpu) => {
             let loaders = loaders(options, threads)?;
-            serve::run(&station, CudaBackend::new(gpu.clone(), loaders, pool))
+            role::run(&station, CudaBackend::new(gpu.clone(), loaders, pool))
         }
         None => {
             let isa = station.role.kind.parse()?;
-            serve::run(&station, CpuBackend { isa, threads, pool })
+            let backend = CpuBackend { isa, threads, pool };
+            match station.role.layout.strands {
+                1 => role::run(&station, backend),
+                _ => role::run_strands(&station, backend, options.threads),
+            }
         }
     };
     if let Err(error) = &outcome {

@@ -1,4 +1,4 @@
-//! The best batch for a job in this process.
+//! The best batch and number of flights for a job on this machine.
 
 use crate::error::LaunchError;
 use crate::expected::Expected;
@@ -15,33 +15,39 @@ const WORK_PROFILED: f64 = 2e13;
 /// Batches that are weighed against each other, on CPUs and on a GPU.
 const BATCHES: [u32; 6] = [32, 64, 128, 256, 512, 1024];
 const GPU_BATCHES: [u32; 5] = [512, 1024, 2048, 4096, 8192];
-/// A gain below this is not worth another batch than the usual one.
+/// Flights for each Tier-1 node of a cluster that are weighed against each other.
+const FLIGHTS: [u32; 4] = [1, 2, 3, 4];
+/// A gain below this is not worth another shape than the usual one.
 const GAIN_MIN: f64 = 0.02;
 
-/// A batch that promises more than the usual one.
+/// Rows of a flight on each lane, and flights.
+pub type BatchAndFlights = (u32, u32);
+
+/// A shape that promises more than the usual one.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BetterBatch {
-    /// Rows of a flight on each lane.
-    pub batch: u32,
-    /// The usual ones.
-    pub usual: u32,
+pub struct BetterShape {
+    /// The shape.
+    pub better: BatchAndFlights,
+    /// The usual one.
+    pub usual: BatchAndFlights,
     /// How many more tokens per second, as a part of the usual ones.
     pub gain: f64,
 }
 
-/// Finds a better batch than the usual one for a job in this process, where the specification leaves it open and a
-/// profile of this machine promises more of it. Takes a profile first where there is none and the job is worth it; a
+/// Finds a better batch and number of flights than the usual ones for a job on this machine, where the specification
+/// leaves both open and a profile promises more. Takes a profile first where there is none and the job is worth it; a
 /// GPU would be done before its profile.
 ///
-/// On one machine that is the whole plan: tiers that share its cores and memory would only add messages.
-pub fn better_batch(
+/// Which processes there are is not weighed: on one machine, tiers that share its cores and memory only add messages.
+pub fn better_shape(
     expected: &Expected,
     opened: &Opened,
     specification: &Specification,
     tell: Tell<'_>,
-) -> Result<Option<BetterBatch>, LaunchError> {
+) -> Result<Option<BetterShape>, LaunchError> {
     let open = specification.batch.is_none() && specification.flights.is_none();
-    if !open || !specification.topology.is_one_process() {
+    let alone = specification.topology.is_one_process();
+    if !open || specification.topology.listen.is_some() || (opened.has_gpu() && !alone) {
         return Ok(None);
     }
     let crowd = expected.crowd();
@@ -54,31 +60,44 @@ pub fn better_batch(
             return Ok(None);
         }
         tell(LaunchNews::NoProfile);
-        let profile =
-            take_profile(opened, usual.isa, usual.lane_threads(), &ProfileEffort::brief(), tell)?;
+        let threads = usual.strand_threads();
+        let profile = take_profile(opened, usual.isa, threads, &ProfileEffort::brief(), tell)?;
         keep_profile(opened.model.config(), &profile)?;
     }
-    let mut rates = Vec::new();
-    let batches = if opened.device.is_some() { &GPU_BATCHES[..] } else { &BATCHES };
-    for &batch in batches {
-        let specification = Specification { batch: Some(batch), ..specification.clone() };
-        let resolved = Resolved::new(&specification, opened, crowd).ok();
-        let deployment = resolved.and_then(|resolved| resolved.deployment(opened));
-        let Some(deployment) = deployment else { continue };
+    let rate = |(batch, flights): BatchAndFlights| {
+        let (batch, flights) = (Some(batch), Some(flights));
+        let specification = Specification { batch, flights, ..specification.clone() };
+        let deployment = Resolved::new(&specification, opened, crowd).ok()?.deployment(opened)?;
         let profiled = deployment.tier1.knots().last().copied().unwrap_or(0);
-        if batch as usize <= profiled {
-            rates.push((batch, expected.forecast(&deployment).tokens_per_second()));
-        }
+        let is_known = deployment.batch as usize <= profiled;
+        is_known.then(|| expected.forecast(&deployment).tokens_per_second())
+    };
+    let usual_shape = (usual.layout.batch, usual.layout.flights);
+    let mut shapes = vec![usual_shape];
+    if !alone {
+        let slices = usual.layout.slices as u32;
+        shapes.extend(FLIGHTS.map(|flights| (usual_shape.0, flights * slices)));
     }
-    Ok(best(&rates, usual.layout.batch))
+    let flights = best(&shapes, usual_shape, rate).map_or(usual_shape.1, |best| best.better.1);
+    let batches = if opened.device.is_some() { &GPU_BATCHES[..] } else { &BATCHES };
+    shapes.retain(|(_, one)| *one == flights);
+    shapes.extend(batches.iter().map(|&batch| (batch, flights)));
+    shapes.push(usual_shape);
+    Ok(best(&shapes, usual_shape, rate))
 }
 
-/// The batch with the best rate, and what it gains over the usual one, where that is worth it.
-fn best(rates: &[(u32, f64)], usual: u32) -> Option<BetterBatch> {
-    let (_, rate) = rates.iter().find(|(batch, _)| *batch == usual)?;
-    let (batch, best) = rates.iter().copied().max_by(|one, other| one.1.total_cmp(&other.1))?;
-    let gain = best / rate - 1.0;
-    (gain >= GAIN_MIN).then_some(BetterBatch { batch, usual, gain })
+/// The shape with the best rate, and what it gains over the usual one, where that is worth it.
+fn best(
+    shapes: &[BatchAndFlights],
+    usual: BatchAndFlights,
+    rate: impl Fn(BatchAndFlights) -> Option<f64>,
+) -> Option<BetterShape> {
+    let usual_rate = rate(usual)?;
+    let others = shapes.iter().filter(|shape| **shape != usual);
+    let rates = others.filter_map(|&shape| Some((shape, rate(shape)?)));
+    let (better, best) = rates.max_by(|one, other| one.1.total_cmp(&other.1))?;
+    let gain = best / usual_rate - 1.0;
+    (gain >= GAIN_MIN).then_some(BetterShape { better, usual, gain })
 }
 
 #[cfg(test)]
@@ -86,13 +105,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_batch_must_be_worth_it() {
-        assert_eq!(best(&[], 256), None);
-        assert_eq!(best(&[(512, 9.0)], 256), None);
-        assert_eq!(best(&[(128, 99.0), (256, 100.0), (512, 101.9)], 256), None);
-        let found = best(&[(128, 90.0), (256, 100.0), (512, 115.0)], 256).expect("15%");
-        assert_eq!(found.batch, 512);
-        assert!((found.gain - 0.15).abs() < 1e-9);
-        assert_eq!(best(&[(32, 130.0), (256, 100.0)], 256).map(|best| best.batch), Some(32));
+    fn another_shape_must_be_worth_it() {
+        let check = |rates: &[(BatchAndFlights, f64)], expected: Option<BatchAndFlights>| {
+            let shapes: Vec<_> = rates.iter().map(|(shape, _)| *shape).collect();
+            let rate = |shape| rates.iter().find(|(one, _)| *one == shape).map(|(_, rate)| *rate);
+            let found = best(&shapes, (256, 3), rate);
+            assert_eq!(found.map(|found| found.better), expected, "{rates:?}");
+            found.map_or(0.0, |found| found.gain)
+        };
+        check(&[], None);
+        check(&[((512, 3), 9.0)], None);
+        check(&[((128, 3), 99.0), ((256, 3), 100.0), ((512, 3), 101.9)], None);
+        let rates = [((128, 3), 90.0), ((256, 3), 100.0), ((512, 2), 115.0)];
+        assert!((check(&rates, Some((512, 2))) - 0.15).abs() < 1e-9);
+        check(&[((32, 3), 130.0), ((256, 3), 100.0)], Some((32, 3)));
     }
 }

@@ -35,6 +35,11 @@ pub enum LaunchError {
     /// An option for workers from elsewhere where there are none.
     #[error("{0} does nothing without --listen: local processes need none")]
     NotListening(&'static str),
+    /// Cores of local processes where there are none.
+    #[error(
+        "--cores does nothing without processes on this machine: give --tier1 or --tier2, and no --listen"
+    )]
+    NoProcesses,
     /// A device for workers from elsewhere.
     #[error(
         "--device does nothing with --listen: a worker from elsewhere has a --device of its own"
@@ -52,6 +57,14 @@ pub enum LaunchError {
         tier1: usize,
         /// All nodes.
         nodes: usize,
+    },
+    /// More cores than there are.
+    #[error("--cores asks for {} in all, and there are {here}", counted(*wanted, "core"))]
+    TooManyCores {
+        /// Cores of all processes.
+        wanted: usize,
+        /// Cores here.
+        here: usize,
     },
     /// More GPUs than there are.
     #[error(
@@ -202,6 +215,8 @@ impl LaunchError {
             Self::Workers { .. }
                 | Self::NoTier2(_)
                 | Self::NotListening(_)
+                | Self::NoProcesses
+                | Self::TooManyCores { .. }
                 | Self::DeviceOfWorkers
                 | Self::Devices { .. }
                 | Self::AutoInList

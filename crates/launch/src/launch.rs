@@ -1,15 +1,18 @@
 //! From what was resolved to a running engine.
 
+use crate::cores::thread_kernels;
 use crate::error::LaunchError;
+use crate::joined::promises;
 use crate::news::{LaunchNews, Tell};
 use crate::opened::Opened;
 use crate::resolved::Resolved;
 use crate::secret::{cluster_secret, encryption, random};
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
-    ClusterError, ClusterSpec, Engine, Fabric, GpuFabric, Kernels, Kinds, LocalFabric, LocalWorker,
-    Muster, Processes,
+    ClusterError, ClusterSpec, Engine, Fabric, GpuFabric, Kernels, Kinds, Layout, LocalFabric,
+    LocalWorker, Muster, Offered, Processes,
 };
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An engine and the local processes it runs on, if any: they end after it.
@@ -52,9 +55,9 @@ fn launch_here(
         None => Box::new(LocalFabric::load(model, layout, pages, kernels, *trace, show)?),
     };
     let kinds = opened.kinds(*isa, &resolved.topology)?;
-    let setting = resolved.setting(opened, &kinds, *threads, memory_bytes);
-    let engine =
-        Engine::new(fabric, model.config(), layout, vec![pages; layout.local_lanes], setting);
+    let setting = resolved.setting(opened, layout, &kinds, *threads, memory_bytes);
+    let lane_pages = vec![pages; layout.lanes()];
+    let engine = Engine::new(fabric, model.config(), layout, lane_pages, setting);
     Ok(Running { engine, kinds, _processes: None })
 }
 
@@ -84,23 +87,26 @@ fn launch_cluster(
         None => {
             let executable = std::env::current_exe().map_err(LaunchError::Executable)?;
             let memory_bytes = memory_bytes.expect("local workers are given theirs");
-            let workers =
-                opened.local.iter().enumerate().map(|(node, (device, gpu))| LocalWorker {
-                    tier: if node < tier1 { 1 } else { 2 },
-                    device: device.to_string(),
-                    has_gpu: gpu.is_some(),
-                    memory_bytes: match gpu {
-                        _ if own_memory_bytes.is_some() && node < tier1 => own_memory_bytes,
-                        Some(_) => resolved.memory_wanted_bytes,
-                        None => Some(memory_bytes),
-                    },
-                });
+            let workers = opened.local.iter().zip(&resolved.cores).enumerate();
+            let workers = workers.map(|(node, ((device, gpu), cores))| LocalWorker {
+                tier: if node < tier1 { 1 } else { 2 },
+                device: device.to_string(),
+                cores: *cores,
+                memory_bytes: match gpu {
+                    _ if own_memory_bytes.is_some() && node < tier1 => own_memory_bytes,
+                    Some(_) => resolved.memory_wanted_bytes,
+                    None => Some(memory_bytes),
+                },
+            });
             let workers: Vec<LocalWorker> = workers.collect();
             Some(Processes::start(&executable, &workers, bound, &token)?)
         }
     };
+    let settle = |workers: &[Offered]| settle(opened, resolved, workers, tell);
     let spec = ClusterSpec {
         layout: layout.clone(),
+        crowd: resolved.crowd,
+        settle: if topology.is_open() { Some(&settle) } else { None },
         model: &opened.model,
         identity: opened.weights_identity(tell),
         model_name: resolved.model.clone(),
@@ -126,8 +132,25 @@ fn launch_cluster(
     }
     let kinds = mustered.kinds;
     let memory_bytes = mustered.context_memory_bytes;
-    let setting = resolved.setting(opened, &kinds, mustered.threads, memory_bytes);
     let (fabric, layout) = (Box::new(mustered.fabric), &mustered.layout);
+    let setting = resolved.setting(opened, layout, &kinds, mustered.threads, memory_bytes);
     let engine = Engine::new(fabric, opened.model.config(), layout, mustered.lane_pages, setting);
     Ok(Running { engine, kinds, _processes: processes })
+}
+
+/// The shape that promises most on these workers, where nobody has said what they should be.
+fn settle(
+    opened: &Opened,
+    resolved: &Resolved,
+    workers: &[Offered],
+    tell: Tell<'_>,
+) -> Option<Layout> {
+    let config = opened.model.config();
+    let kernels = thread_kernels(config, opened.model.name(), resolved.isa);
+    let Resolved { layout, crowd, .. } = resolved;
+    let flights = resolved.flights_wanted.then_some(layout.flights);
+    let promises = promises(layout, config, &Arc::new(kernels), *crowd, flights, workers);
+    let (best, others) = promises.split_first()?;
+    tell(LaunchNews::Settled(best.1, others.first().map(|(_, promise)| *promise)));
+    Some(best.0.clone())
 }

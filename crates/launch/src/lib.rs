@@ -6,10 +6,12 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod cores;
 mod device;
 mod error;
 mod expected;
 mod fixed_job;
+mod joined;
 mod kernel_curves;
 mod launch;
 mod machine;
@@ -20,12 +22,13 @@ mod overheads;
 mod planned;
 mod profiler;
 mod profiles;
+mod promise;
 mod resolved;
 mod secret;
 mod specification;
 mod sweep;
 
-pub use batch::{BetterBatch, better_batch};
+pub use batch::{BatchAndFlights, BetterShape, better_shape};
 pub use device::Device;
 pub use error::LaunchError;
 pub use expected::{Expected, LINES_SURVEYED, lengths};
@@ -38,6 +41,7 @@ pub use outlook::Outlook;
 pub use planned::Planned;
 pub use profiler::{ProfileEffort, layers_timed, take_profile};
 pub use profiles::keep_profile;
+pub use promise::Promise;
 pub use resolved::{BATCH_DEFAULT, GPU_NODE_BATCH, Resolved};
 pub use secret::{cluster_secret, encryption};
 pub use specification::{CHUNK_DEFAULT, Specification, Topology, flights_default};

@@ -1,5 +1,6 @@
 //! What whoever launches is told meanwhile.
 
+use crate::promise::Promise;
 use glinthawk_cluster::Kinds;
 use glinthawk_compute::ComputeError;
 use glinthawk_model::catalogue::PullProgress;
@@ -16,6 +17,8 @@ pub enum LaunchNews<'a> {
     Loading(u64, u64),
     /// The dispatcher begins to wait for this many workers from elsewhere at this address.
     Listening(SocketAddr, usize),
+    /// What the workers that joined will be, and what would be second best.
+    Settled(Promise, Option<Promise>),
     /// Workers have joined: how many, of how many.
     Joined(usize, usize),
     /// Workers have loaded their weights: how many, of how many.

@@ -76,7 +76,8 @@ impl Opened {
     /// What kernels run on: GPUs by their kind, CPUs by their instruction set. Workers from elsewhere are not among them.
     pub fn kinds(&self, isa: Isa, topology: &Topology) -> Result<Kinds, LaunchError> {
         let own = (Device::Cpu, self.device.as_ref().map(CudaDevice::kind));
-        let local = if self.local.is_empty() { std::slice::from_ref(&own) } else { &self.local };
+        let is_here = self.local.is_empty() || topology.is_one_process();
+        let local = if is_here { std::slice::from_ref(&own) } else { &self.local };
         let (slices, tier2) = topology.nodes()?;
         let pipelines = topology.pipelines();
         let tier1 = pipelines * slices;

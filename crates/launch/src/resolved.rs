@@ -1,13 +1,13 @@
 //! A specification with nothing left open: what is launched, and what is forecast.
 
+use crate::cores;
 use crate::error::LaunchError;
 use crate::machine;
 use crate::opened::Opened;
 use crate::profiles;
 use crate::specification::{Specification, Topology, flights_default};
 use glinthawk_cluster::{
-    ClusterError, Crowd, GpuFabric, Kinds, Layout, Setting, cores_each, gpu_remedy,
-    left_beside_slice,
+    ClusterError, Crowd, GpuFabric, Kinds, Layout, Setting, gpu_remedy, left_beside_slice,
 };
 use glinthawk_compute::cuda::{CudaDevice, CudaModel};
 use glinthawk_compute::{ContextType, Isa, allowed_cores};
@@ -34,8 +34,14 @@ pub struct Resolved {
     pub isa: Isa,
     /// The best instruction set that any node may use; `None` leaves workers from elsewhere their own best.
     pub isa_wanted: Option<Isa>,
-    /// Kernel threads of each process on this machine.
+    /// The prompts to come.
+    pub crowd: Crowd,
+    /// Cores of each local process, Tier 1 first; empty where there is one process, or where workers come from elsewhere.
+    pub cores: Vec<usize>,
+    /// Kernel threads of the one process, or of each Tier-1 node on this machine.
     pub threads: usize,
+    /// Kernel threads of each Tier-2 node on this machine.
+    pub tier2_threads: usize,
     /// Memory for contexts of each process that attends on a CPU, or of the one process; `None` where every worker says
     /// how much it has.
     pub memory_bytes: Option<u64>,
@@ -43,6 +49,8 @@ pub struct Resolved {
     pub own_batch: u32,
     /// Memory for contexts that was asked for.
     pub memory_wanted_bytes: Option<u64>,
+    /// Whether flights were asked for.
+    pub flights_wanted: bool,
     /// Which processes there are.
     pub topology: Topology,
     /// Whether nodes record timelines.
@@ -74,9 +82,14 @@ impl Resolved {
             pipelines,
             slices: tier1,
             tier2,
-            local_lanes: usize::from(topology.hybrid || tier2 == 0),
+            tier1_attends: topology.hybrid || tier2 == 0,
+            strands: 1,
             batch: specification.batch.unwrap_or(batch),
-            flights: specification.flights.unwrap_or(flights_default(tier1 as u32, alone)),
+            flights: specification.flights.unwrap_or(match opened.has_gpu() && !alone {
+                // One GPU of a cluster is given work ahead too.
+                true => flights_default(tier1 as u32, tier2.max(1) as u32),
+                false => flights_default(tier1 as u32, tier2 as u32),
+            }),
             own_batch: None,
             chunk: specification.chunk,
             context_max: specification.context_max.unwrap_or(config.context_max as u32),
@@ -94,25 +107,32 @@ impl Resolved {
             (None, None) if topology.listen.is_none() => Some(memory_bytes(opened, &layout)?),
             (None, wanted) => wanted,
         };
-        let threads = match alone {
-            true => machine::threads(specification.threads)?,
-            false => {
-                let on_gpus = opened.local.iter().filter(|(_, gpu)| gpu.is_some()).count();
-                let on_cores = pipelines * tier1 * (1 + tier2) - on_gpus;
-                cores_each(allowed_cores().len(), on_gpus, on_cores)
-            }
+        let cores = cores::of_processes(specification, opened, &layout, isa, memory_bytes, crowd)?;
+        let (tier1_cores, tier2_cores) = cores.split_at(layout.nodes().0.min(cores.len()));
+        let fewest = |cores: &[usize]| cores.iter().copied().min();
+        let threads = match fewest(tier1_cores) {
+            Some(threads) => threads,
+            None => machine::threads(specification.threads)?,
         };
-        if let (true, None, Some(memory_bytes)) = (alone, &opened.device, memory_bytes) {
-            layout = layout.with_local_lanes(config, threads, memory_bytes, crowd);
+        let tier2_threads = fewest(tier2_cores).unwrap_or(threads);
+        // Workers from elsewhere settle it when they are there.
+        if let (false, None, Some(memory_bytes)) =
+            (opened.has_gpu(), &topology.listen, memory_bytes)
+        {
+            layout = layout.with_strands(config, threads, memory_bytes, crowd);
         }
         Ok(Self {
             model: specification.model.clone(),
             isa,
             isa_wanted: specification.isa,
+            crowd,
+            cores,
             threads,
+            tier2_threads,
             memory_bytes,
             own_batch: specification.batch.unwrap_or(GPU_NODE_BATCH),
             memory_wanted_bytes: wanted,
+            flights_wanted: specification.flights.is_some(),
             topology: topology.clone(),
             trace: specification.trace,
             layout,
@@ -121,10 +141,9 @@ impl Resolved {
 
     /// Pages of each lane; `None` where that depends on the workers.
     pub(crate) fn lane_pages(&self, opened: &Opened) -> Result<Option<u32>, ClusterError> {
-        // The lanes of one process share its memory. In a cluster, a process has one lane. The first slice has the most
-        // layers, so the fewest pages.
-        let lanes = self.layout.local_lanes.max(1) as u64;
-        let pages = |bytes: u64| self.layout.pages(opened.model.config(), (0, 0), bytes / lanes);
+        // The strands of a process share its memory. The first slice has the most layers, so the fewest pages.
+        let strands = self.layout.strands as u64;
+        let pages = |bytes: u64| self.layout.pages(opened.model.config(), (0, 0), bytes / strands);
         self.memory_bytes.map(pages).transpose()
     }
 
@@ -132,18 +151,19 @@ impl Resolved {
     pub fn idle(&self, opened: &Opened) -> Setting {
         let kinds = opened.kinds(self.isa, &self.topology);
         let kinds = kinds.expect("the topology was found to make sense");
-        self.setting(opened, &kinds, self.threads, 0)
+        self.setting(opened, &self.layout, &kinds, self.threads, 0)
     }
 
     /// What statistics say of the engine, whose kernels and memory may have come from its workers.
     pub(crate) fn setting(
         &self,
         opened: &Opened,
+        layout: &Layout,
         kinds: &Kinds,
         threads: usize,
         memory_bytes: u64,
     ) -> Setting {
-        let (config, layout) = (opened.model.config(), &self.layout);
+        let config = opened.model.config();
         Setting {
             model: opened.served.name.clone(),
             backend: kinds.backend(),
@@ -152,7 +172,7 @@ impl Resolved {
             pipelines: layout.pipelines,
             tier1_nodes: layout.slices,
             tier2_nodes: layout.tier2,
-            tier1_attends: layout.local_lanes > 0,
+            tier1_attends: layout.tier1_attends,
             lanes: layout.lanes(),
             batch: layout.batch,
             flights: layout.flights,
@@ -164,21 +184,25 @@ impl Resolved {
         }
     }
 
-    /// Kernel threads of each lane.
-    pub(crate) fn lane_threads(&self) -> usize {
-        self.threads / self.layout.local_lanes.max(1)
+    /// Kernel threads of each strand in Tier 1.
+    pub(crate) fn strand_threads(&self) -> usize {
+        (self.threads / self.layout.strands).max(1)
     }
 
     /// Kernel times of Tier 1 and of Tier 2, where profiles of them were kept.
     fn kernels(&self, opened: &Opened) -> Option<[Arc<KernelTimes>; 2]> {
-        let kept = |node: usize| {
-            let cores = || profiles::of_cores(self.isa, self.lane_threads());
+        let strands = self.layout.strands;
+        let kept = |node: usize, threads: usize| {
+            let cores = || profiles::of_cores(self.isa, (threads / strands).max(1));
             let provenance = opened.gpu_of(node).as_ref().map_or_else(cores, profiles::of_device);
             let profile = profiles::kept(opened.model.config(), &provenance)?;
             Some(Arc::new(KernelTimes::Measured(Box::new(profile))))
         };
-        let tier1 = kept(0)?;
-        let tier2 = if self.layout.tier2 > 0 { kept(self.layout.slices)? } else { tier1.clone() };
+        let tier1 = kept(0, self.threads)?;
+        let tier2 = match self.layout.tier2 {
+            0 => tier1.clone(),
+            _ => kept(self.layout.slices, self.tier2_threads)?,
+        };
         Some([tier1, tier2])
     }
 
@@ -211,15 +235,21 @@ impl Resolved {
         }
         let config = opened.model.config();
         let [tier1, tier2_kernels] = self.kernels(opened)?;
-        let Layout { slices, tier2, local_lanes, batch, flights, chunk, .. } = self.layout;
+        let Layout { slices, tier2, tier1_attends, strands, batch, flights, chunk, .. } =
+            self.layout;
         let (cores, processes) = (allowed_cores().len(), slices * (1 + tier2));
         let link = self.topology.link();
         Some(Deployment {
             shape: Shape::of(opened.model.name(), config),
             slices: even_slices(config.layers, slices),
             tier2,
-            local_lane: local_lanes > 0,
+            local_lane: tier1_attends,
             own_lane,
+            strands,
+            crowding: [
+                (strands as f64 / self.threads as f64).max(1.0),
+                (strands as f64 / self.tier2_threads as f64).max(1.0),
+            ],
             batch,
             flights,
             chunk,
@@ -234,7 +264,7 @@ impl Resolved {
             port: f64::INFINITY,
             hop: NetworkLink { rtt_seconds: 0.0, bandwidth: f64::INFINITY },
             place: match self.topology.is_one_process() {
-                true => Place::OneProcess { lanes: local_lanes },
+                true => Place::OneProcess,
                 false if processes >= cores => Place::SharedCores(cores),
                 false => Place::OwnMachines,
             },
@@ -256,7 +286,7 @@ fn memory_bytes(opened: &Opened, layout: &Layout) -> Result<u64, LaunchError> {
         }
     };
     let on_gpus =
-        (0..nodes).filter(|&node| is_gpu(node) && (node >= tier1 || layout.local_lanes > 0));
+        (0..nodes).filter(|&node| is_gpu(node) && (node >= tier1 || layout.tier1_attends));
     let attending = (tier1 * layout.lanes()).saturating_sub(on_gpus.count()).max(1) as u64;
     let each = machine::free_memory_bytes()?.saturating_sub(weights) / attending;
     let longest = layout.model_page_bytes(config) * layout.pages_for(layout.context_max);

@@ -14,9 +14,9 @@ pub const CHUNK_DEFAULT: u32 = 256;
 /// Flights of a cluster for each of its Tier-1 nodes, so that there is one to compute while others travel.
 const FLIGHTS_PER_SLICE: u32 = 3;
 
-/// Flights in the air, unless something else is said.
-pub fn flights_default(tier1: u32, one_process: bool) -> u32 {
-    if one_process { 1 } else { FLIGHTS_PER_SLICE * tier1 }
+/// Flights in the air, unless something else is said. One node that attends itself has nothing to wait for.
+pub fn flights_default(tier1: u32, tier2: u32) -> u32 {
+    if (tier1, tier2) == (1, 0) { 1 } else { FLIGHTS_PER_SLICE * tier1 }
 }
 
 /// What to run and on what. `None` is left open; `Resolved::new` decides it.
@@ -75,6 +75,8 @@ pub struct Topology {
     pub devices: Vec<Device>,
     /// Memory for contexts of Tier-1 nodes, then of Tier-2 nodes, if there are two sizes.
     pub context_memory: Vec<u64>,
+    /// Cores of each local Tier-1 node, and of each Tier-2 node; `None` gives each what it needs.
+    pub cores: Option<(u32, u32)>,
     /// Artificial delay between the tiers, each way.
     pub delay: Option<Duration>,
     /// Artificial bandwidth between the tiers, each way, in bytes per second.
@@ -120,6 +122,10 @@ impl Specification {
             && topology.listen.is_none()
         {
             return Err(LaunchError::NotListening(option));
+        }
+        let has_processes = !topology.is_one_process() && topology.listen.is_none();
+        if topology.cores.is_some() && !has_processes {
+            return Err(LaunchError::NoProcesses);
         }
         let is_gpu = |device: &Device| matches!(device, Device::Cuda(_));
         if topology.listen.is_some() && (is_gpu(&self.device) || !topology.devices.is_empty()) {
@@ -173,6 +179,14 @@ impl Topology {
     pub fn is_one_process(&self) -> bool {
         let Self { pipelines, tier1, tier2, listen, .. } = self;
         pipelines.is_none() && tier1.is_none() && tier2.is_none() && listen.is_none()
+    }
+
+    /// Whether workers from elsewhere may become what promises most: nobody has said what they should be.
+    pub(crate) fn is_open(&self) -> bool {
+        let Self { pipelines, tier1, tier2, hybrid, delay, bandwidth, .. } = self;
+        let said = pipelines.is_some() || tier1.is_some() || tier2.is_some();
+        let of_tier2 = *hybrid || delay.is_some() || bandwidth.is_some();
+        self.listen.is_some() && !said && !of_tier2
     }
 
     /// Pipelines.

@@ -179,6 +179,8 @@ impl Plan {
             tier2: self.tier2,
             local_lane,
             own_lane: None,
+            strands: 1,
+            crowding: [1.0; 2],
             batch: number("batch", batch)?,
             flights: number("flights", self.flights)?,
             chunk: number("chunk", self.chunk)?,
@@ -193,7 +195,7 @@ impl Plan {
             port: cluster.inter.bandwidth,
             hop: cluster.tier1.link,
             place: match (self.tier1, self.tier2) {
-                (1, 0) => Place::OneProcess { lanes: 1 },
+                (1, 0) => Place::OneProcess,
                 _ => Place::OwnMachines,
             },
         })

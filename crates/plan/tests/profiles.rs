@@ -104,6 +104,8 @@ fn forecasts_are_near_what_was_measured() {
             tier2,
             local_lane: own_gib > 0,
             own_lane: hybrid.then(|| OwnLane { batch: OWN_BATCH, pages: own_pages() }),
+            strands: 1,
+            crowding: [1.0; 2],
             batch: batch as u32,
             flights: flights as u32,
             chunk: chunk as u32,
@@ -118,7 +120,7 @@ fn forecasts_are_near_what_was_measured() {
             port: f64::INFINITY,
             hop: NetworkLink { rtt_seconds: 0.0, bandwidth: f64::INFINITY },
             place: match tier2 {
-                0 => Place::OneProcess { lanes: 1 },
+                0 => Place::OneProcess,
                 _ => Place::OwnMachines,
             },
             shape,

@@ -195,7 +195,10 @@ impl Dispatcher {
 
 /// `glinthawk worker` that joins a dispatcher and has the token.
 pub fn worker(address: &str, options: &[&str]) -> Command {
-    let mut command = glinthawk(["worker", "--join", address, "--threads", "1"]);
-    command.args(["--context-memory", "16MiB"]).args(options).env(TOKEN_VARIABLE, TOKEN);
+    let mut command = glinthawk(["worker", "--join", address, "--context-memory", "16MiB"]);
+    if !options.contains(&"--threads") {
+        command.args(["--threads", "1"]);
+    }
+    command.args(options).env(TOKEN_VARIABLE, TOKEN);
     command
 }

@@ -137,7 +137,23 @@ impl Controller {
 
     /// The next event, waiting for at most `timeout`; zero asks without waiting.
     pub fn recv(&self, timeout: Duration) -> Option<Event> {
-        self.shared.recv(timeout)
+        self.shared.recv(0, timeout)
+    }
+
+    /// From now on, several threads receive, each from a letter box of its own: `sorter` names the box of a message.
+    /// Other events go to the first box, as everything did so far.
+    pub fn sort(&self, boxes: usize, sorter: impl Fn(&Message) -> usize + Send + 'static) {
+        self.shared.sort(boxes, Box::new(sorter));
+    }
+
+    /// The next event in a letter box.
+    pub fn recv_in(&self, letter_box: usize, timeout: Duration) -> Option<Event> {
+        self.shared.recv(letter_box, timeout)
+    }
+
+    /// Puts an event into a letter box, for the thread that receives there.
+    pub fn post(&self, letter_box: usize, event: Event) {
+        self.shared.post(letter_box, event);
     }
 
     /// Bytes that wait for a peer: 0 if it is gone.

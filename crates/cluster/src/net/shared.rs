@@ -29,7 +29,6 @@ pub(super) enum Command {
 pub(super) struct Shared {
     gate: Mutex<Gate>,
     inbox: Mutex<Inbox>,
-    mail: Condvar,
     waker: PipeWriter,
     counters: Mutex<Vec<Arc<PeerCounters>>>,
     own_node: NodeId,
@@ -57,14 +56,24 @@ struct Door {
     outlet: Option<Arc<Outlet>>,
 }
 
+/// Says which letter box a message goes to.
+type Sorter = Box<dyn Fn(&Message) -> usize + Send>;
+
 /// The way out.
-#[derive(Default)]
 struct Inbox {
-    events: VecDeque<Event>,
+    /// One for each thread that receives; events that are not messages go to the first.
+    boxes: Vec<LetterBox>,
+    sorter: Sorter,
     unread: HashMap<Peer, Unread>,
     stopped: bool,
+}
+
+#[derive(Default)]
+struct LetterBox {
+    events: VecDeque<Event>,
     /// Threads in `recv` that wait for an event.
     waiting: usize,
+    mail: Arc<Condvar>,
 }
 
 #[derive(Default)]
@@ -77,8 +86,12 @@ impl Shared {
     pub(super) fn new(config: &Config, waker: PipeWriter) -> Self {
         Self {
             gate: Mutex::default(),
-            inbox: Mutex::default(),
-            mail: Condvar::new(),
+            inbox: Mutex::new(Inbox {
+                boxes: vec![LetterBox::default()],
+                sorter: Box::new(|_| 0),
+                unread: HashMap::new(),
+                stopped: false,
+            }),
             waker,
             counters: Mutex::default(),
             own_node: config.identity.node,
@@ -141,11 +154,18 @@ impl Shared {
         }
     }
 
-    pub(super) fn recv(&self, timeout: Duration) -> Option<Event> {
+    /// From now on, there are so many letter boxes, and `sorter` says which one a message goes to.
+    pub(super) fn sort(&self, boxes: usize, sorter: Sorter) {
+        let mut inbox = self.inbox();
+        inbox.boxes.resize_with(boxes, LetterBox::default);
+        inbox.sorter = sorter;
+    }
+
+    pub(super) fn recv(&self, letter_box: usize, timeout: Duration) -> Option<Event> {
         let deadline = Instant::now().checked_add(timeout);
         let mut inbox = self.inbox();
         loop {
-            if let Some(event) = inbox.events.pop_front() {
+            if let Some(event) = inbox.boxes[letter_box].events.pop_front() {
                 let resume = inbox.account(&event, self.inbox_bytes_max);
                 drop(inbox);
                 if let Some(peer) = resume {
@@ -160,11 +180,23 @@ impl Shared {
             if left.is_zero() || inbox.stopped {
                 return None;
             }
-            inbox.waiting += 1;
-            let woken = self.mail.wait_timeout(inbox, left);
+            inbox.boxes[letter_box].waiting += 1;
+            let mail = Arc::clone(&inbox.boxes[letter_box].mail);
+            let woken = mail.wait_timeout(inbox, left);
             inbox = woken.expect("no panic while the inbox is locked").0;
-            inbox.waiting -= 1;
+            inbox.boxes[letter_box].waiting -= 1;
         }
+    }
+
+    /// Puts an event into a letter box.
+    pub(super) fn post(&self, letter_box: usize, event: Event) {
+        let mut inbox = self.inbox();
+        if let Event::Message { peer, .. } = &event {
+            inbox.unread.entry(*peer).or_default().bytes += wire_bytes(&event);
+        }
+        let waiting = inbox.put(letter_box, event);
+        drop(inbox);
+        waiting.iter().for_each(|mail| mail.notify_all());
     }
 
     pub(super) fn stats(&self) -> Vec<PeerStats> {
@@ -228,24 +260,17 @@ impl Shared {
         unread.bytes += messages.iter().map(wire_bytes).sum::<usize>();
         unread.paused = unread.bytes > self.inbox_bytes_max;
         let pause = unread.paused;
-        inbox.events.extend(messages.drain(..));
-        self.wake_receiver(inbox);
-        pause
-    }
-
-    /// Hands on an event that is not a message.
-    pub(super) fn announce(&self, event: Event) {
-        let mut inbox = self.inbox();
-        inbox.events.push_back(event);
-        self.wake_receiver(inbox);
-    }
-
-    fn wake_receiver(&self, inbox: MutexGuard<'_, Inbox>) {
-        let wake = inbox.waiting > 0;
-        drop(inbox);
-        if wake {
-            self.mail.notify_all();
+        let mut waiting = Vec::new();
+        for event in messages.drain(..) {
+            let letter_box = match &event {
+                Event::Message { message, .. } => (inbox.sorter)(message),
+                Event::Joined { .. } | Event::Lost { .. } => 0,
+            };
+            waiting.extend(inbox.put(letter_box, event));
         }
+        drop(inbox);
+        waiting.iter().for_each(|mail| mail.notify_all());
+        pause
     }
 
     /// The connection is gone: no more sending to it.
@@ -268,14 +293,21 @@ impl Shared {
         }
         let mut inbox = self.inbox();
         let lost = |peer| Event::Lost { peer, reason: LostReason::Stopped };
-        inbox.events.extend(left.into_iter().map(lost));
+        inbox.boxes[0].events.extend(left.into_iter().map(lost));
         inbox.stopped = true;
-        drop(inbox);
-        self.mail.notify_all();
+        inbox.boxes.iter().for_each(|letter_box| letter_box.mail.notify_all());
     }
 }
 
 impl Inbox {
+    /// Puts an event into a letter box; returns what to notify, if a thread waits for it.
+    fn put(&mut self, letter_box: usize, event: Event) -> Option<Arc<Condvar>> {
+        let letter_box = &mut self.boxes[letter_box];
+        letter_box.events.push_back(event);
+        let first = letter_box.events.len() == 1;
+        (first && letter_box.waiting > 0).then(|| Arc::clone(&letter_box.mail))
+    }
+
     /// Takes an event's bytes off its peer's account; returns the peer if it may be read again.
     fn account(&mut self, event: &Event, bytes_max: usize) -> Option<Peer> {
         let Event::Message { peer, .. } = event else { return None };

@@ -223,7 +223,7 @@ impl NetThread {
         let outlet = Arc::new(Outlet::new(channel, counters, limits, &self.config));
         self.shared.open(&outlet);
         self.connections.insert(peer, Connection::new(outlet, now));
-        self.shared.announce(Event::Joined { peer, identity: hello.identity, address });
+        self.shared.post(0, Event::Joined { peer, identity: hello.identity, address });
     }
 
     /// Writes to every peer that has something due and a socket that may take it.
@@ -306,7 +306,7 @@ impl NetThread {
             LostReason::Goodbye => tracing::info!(node, %address, "a node left"),
             reason => tracing::warn!(node, %address, %reason, "lost a node"),
         }
-        self.shared.announce(Event::Lost { peer, reason });
+        self.shared.post(0, Event::Lost { peer, reason });
     }
 
     /// Handles timers: signs of life to send, peers that gave none, peers that read nothing,

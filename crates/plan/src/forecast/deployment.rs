@@ -11,10 +11,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// All nodes are one process, messages are function calls.
-    OneProcess {
-        /// Lanes that compute side by side, each with its part of the prompts.
-        lanes: usize,
-    },
+    OneProcess,
     /// Every node is a process, pinned in turn to one of this many cores of one machine.
     SharedCores(usize),
     /// Every node has its own machine.
@@ -43,6 +40,12 @@ pub struct Deployment {
     pub local_lane: bool,
     /// Their lane, if it is much faster than the others.
     pub own_lane: Option<OwnLane>,
+    /// Strands that compute side by side in every process, each with its part of the prompts. Kernel times are those of
+    /// one strand's threads.
+    pub strands: usize,
+    /// Strands for each thread that kernel times are of, in Tier 1 and in Tier 2: more than 1 where they are more than
+    /// the threads of a node.
+    pub crowding: [f64; 2],
     /// Rows of a flight on each attention worker (B).
     pub batch: u32,
     /// Flights in the air.
@@ -51,7 +54,7 @@ pub struct Deployment {
     pub chunk: u32,
     /// Positions a context may have.
     pub context_max: u32,
-    /// Pages of each attention worker; the own lane has its own.
+    /// Pages of each strand on each attention worker; the own lane has its own.
     pub lane_pages: u32,
     /// Whether Tier 1 waits for whole flights.
     pub whole_flights: bool,

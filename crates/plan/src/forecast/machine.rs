@@ -107,7 +107,7 @@ impl<'a> Machine<'a> {
         let hosted = processes(deployment, grain);
         let processes = hosted.len();
         let cores = match deployment.place {
-            Place::OneProcess { .. } => 1,
+            Place::OneProcess => 1,
             Place::SharedCores(cores) => cores.min(processes),
             // Some more for the hosts of devices, and one for the dispatcher.
             Place::OwnMachines if deployment.tier1.on_device() => processes + slices + 1,
@@ -215,6 +215,9 @@ impl<'a> Machine<'a> {
         if seconds == 0.0 {
             return self.after(after);
         }
+        let Deployment { slices, crowding, .. } = self.deployment;
+        let in_tier2 = (slices.len()..self.processes.len()).contains(&core);
+        let seconds = crowding[usize::from(in_tier2)] * seconds;
         self.cores[core].add_urgent(self.now_seconds, seconds, after);
         self.foresee(core);
     }
@@ -251,7 +254,7 @@ impl<'a> Machine<'a> {
     }
 
     fn in_one_process(&self) -> bool {
-        matches!(self.deployment.place, Place::OneProcess { .. })
+        self.deployment.place == Place::OneProcess
     }
 
     fn handle(&mut self, to: NodeAddress, mut parcel: Parcel<()>) {
@@ -323,6 +326,8 @@ impl<'a> Machine<'a> {
                 seconds += kernels.prefill_seconds(rows.len(), context);
             }
         }
-        seconds + kernels.attention_seconds(decoding, positions / f64::from(decoding.max(1) as u32))
+        seconds +=
+            kernels.attention_seconds(decoding, positions / f64::from(decoding.max(1) as u32));
+        self.deployment.crowding[usize::from(!local)] * seconds
     }
 }

@@ -63,10 +63,8 @@ fn forecast_with(
     trace: Option<&mut Trace>,
 ) -> Forecast {
     let lengths = workload.lengths();
-    if let Place::OneProcess { lanes } = deployment.place
-        && lanes > 1
-    {
-        return side_by_side(deployment, workload, lanes, trace);
+    if deployment.strands > 1 {
+        return side_by_side(deployment, workload, trace);
     }
     let enough = PROMPTS_PER_SEAT * deployment.seats().max(SEATS_MIN);
     let tokens = workload.rows() + lengths.len() as f64;
@@ -104,33 +102,34 @@ fn forecast_with(
     forecast
 }
 
-/// Forecasts one lane's part of the prompts, and counts all lanes' work in that time.
+/// Forecasts one strand's part of the prompts, and counts all strands' work in that time.
 fn side_by_side(
     deployment: &Deployment,
     workload: &Workload,
-    lanes: usize,
     trace: Option<&mut Trace>,
 ) -> Forecast {
-    let lengths = workload.lengths();
+    let (lengths, strands) = (workload.lengths(), deployment.strands);
     // Take a different one of every few prompts each time, because lengths may alternate.
-    let mine = |(index, _): &(usize, &Length)| (index + index / lanes).is_multiple_of(lanes);
+    let mine = |(index, _): &(usize, &Length)| (index + index / strands).is_multiple_of(strands);
     let share = lengths.iter().enumerate().filter(mine).map(|(_, length)| *length).collect();
     let share = Workload::new(&workload.name, share).expect("lengths that were valid");
-    let one = Deployment { place: Place::OneProcess { lanes: 1 }, ..deployment.clone() };
-    let lane = forecast(&one, &share, trace);
-    let (times, count) = (lanes as f64, lanes as u64);
+    let one = Deployment { strands: 1, ..deployment.clone() };
+    let strand = forecast(&one, &share, trace);
+    let (times, count) = (strands as f64, strands as u64);
     Forecast {
         tokens: workload.rows() + lengths.len() as f64,
-        steps: count * lane.steps,
-        step_seconds: times * lane.step_seconds,
-        tier1_shard_seconds: times * lane.tier1_shard_seconds,
-        queueing_seconds: times * lane.queueing_seconds,
-        tier1_seconds: lane.tier1_seconds.repeat(lanes),
-        tier2_seconds: lane.tier2_seconds.repeat(lanes),
-        tier1_batches: count * lane.tier1_batches,
-        tier1_rows: count * lane.tier1_rows,
-        preemptions: count * lane.preemptions,
-        ..lane
+        steps: count * strand.steps,
+        step_seconds: times * strand.step_seconds,
+        tier1_shard_seconds: times * strand.tier1_shard_seconds,
+        queueing_seconds: times * strand.queueing_seconds,
+        tier1_seconds: strand.tier1_seconds.repeat(strands),
+        tier2_seconds: strand.tier2_seconds.repeat(strands),
+        tier1_batches: count * strand.tier1_batches,
+        tier1_rows: count * strand.tier1_rows,
+        tier1_bytes: times * strand.tier1_bytes,
+        tier2_bytes: times * strand.tier2_bytes,
+        preemptions: count * strand.preemptions,
+        ..strand
     }
 }
 
@@ -159,6 +158,8 @@ mod tests {
             tier2,
             local_lane: tier2 == 0,
             own_lane: None,
+            strands: 1,
+            crowding: [1.0; 2],
             batch: 8,
             flights: 1,
             chunk: 64,
@@ -183,7 +184,7 @@ mod tests {
 
     #[test]
     fn one_prompt_takes_the_sum_of_its_kernels() {
-        let deployment = deployment(0, Place::OneProcess { lanes: 1 });
+        let deployment = deployment(0, Place::OneProcess);
         let kernels = &deployment.tier1;
         let step = |rows: usize, attention: f64| {
             kernels.pre_seconds(rows)
@@ -313,15 +314,26 @@ mod tests {
 
     #[test]
     fn a_long_job_goes_on_at_the_pace_of_a_shorter_one() {
-        let deployment = deployment(0, Place::OneProcess { lanes: 1 });
+        let deployment = deployment(0, Place::OneProcess);
         let (some, many) = (seconds(&deployment, 100, 10, 20), seconds(&deployment, 1000, 10, 20));
         assert!((many / some / 10.0 - 1.0).abs() < 0.03, "{many} {some}");
     }
 
     #[test]
-    fn lanes_share_the_prompts() {
-        let one = deployment(0, Place::OneProcess { lanes: 1 });
-        let two = Deployment { place: Place::OneProcess { lanes: 2 }, ..one.clone() };
+    fn strands_that_share_a_core_attend_later() {
+        let roomy = deployment(1, Place::OwnMachines);
+        let crowded = Deployment { crowding: [1.0, 3.0], ..roomy.clone() };
+        // Five steps of four layers, each with attention that takes three times as long.
+        let attention: f64 =
+            (1..=5).map(|context| roomy.tier1.attention_seconds(1, context as f64)).sum();
+        let added = seconds(&crowded, 1, 1, 5) - seconds(&roomy, 1, 1, 5);
+        assert!((added - 2.0 * 4.0 * attention).abs() < 1e-9, "{added} {attention}");
+    }
+
+    #[test]
+    fn strands_share_the_prompts() {
+        let one = deployment(0, Place::OneProcess);
+        let two = Deployment { strands: 2, ..one.clone() };
         let half = seconds(&one, 20, 10, 20);
         assert_eq!(seconds(&two, 40, 10, 20), half);
         let workload = Workload::uniform(10, 20, 40).expect("valid");
@@ -351,7 +363,7 @@ mod tests {
 
     #[test]
     fn scarce_pages_cost_time() {
-        let roomy = deployment(0, Place::OneProcess { lanes: 1 });
+        let roomy = deployment(0, Place::OneProcess);
         let scarce = Deployment { lane_pages: 40, ..roomy.clone() };
         let workload = Workload::uniform(100, 200, 32).expect("valid");
         let (roomy, scarce) =

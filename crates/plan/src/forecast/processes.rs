@@ -1,6 +1,6 @@
 //! The processes of a forecast: the nodes they host, over kernels that compute nothing.
 
-use super::{Deployment, Place};
+use super::Deployment;
 use glinthawk_protocol::{
     Compute, Driver, Generated, PAGE_POSITIONS, Stage, Tier1Node, Tier1Work, Tier2Node, Tier2Work,
 };
@@ -44,7 +44,7 @@ pub(super) fn processes(deployment: &Deployment, grain: usize) -> Vec<Nodes> {
     let slices = deployment.slices.len();
     let (lanes, local) = (deployment.lanes() as u32, u32::from(deployment.local_lane));
     let rows_max = deployment.rows_max();
-    let attends_first = matches!(deployment.place, Place::OneProcess { .. });
+    let attends_first = deployment.tier2 == 0;
     let attention = |last: bool, lanes: std::ops::Range<u32>| -> BTreeMap<_, _> {
         // Nobody asks for pages, so there are no tables.
         lanes

@@ -62,7 +62,7 @@ impl Machine<'_> {
                 let rows = work.rows();
                 self.forecast.tier1_batches += 1;
                 self.forecast.tier1_rows += rows as u64;
-                self.tier1_seconds(slice, work, rows)
+                self.deployment.crowding[0] * self.tier1_seconds(slice, work, rows)
             }
             Started::Tier2(work) => {
                 let Shard { attention_seconds, ready_seconds, .. } =

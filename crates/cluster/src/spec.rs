@@ -1,0 +1,50 @@
+//! What a cluster is to be, before its workers are there.
+
+use crate::control::Link;
+use crate::layout::{Crowd, Layout};
+use glinthawk_compute::Isa;
+use glinthawk_model::{Model, ModelIdentity};
+
+/// What a cluster is to be.
+pub struct ClusterSpec<'a> {
+    /// Its shape. Workers settle the rest: the size of pages, and how many strands there are.
+    pub layout: Layout,
+    /// The prompts to come.
+    pub crowd: Crowd,
+    /// Says what the shape is once workers are known, if that is left to them.
+    pub settle: Option<Settle<'a>>,
+    /// The model.
+    pub model: &'a Model,
+    /// Identity of its weights, which a worker's own disk must match.
+    pub identity: ModelIdentity,
+    /// The name by which workers look for it on their own disks.
+    pub model_name: String,
+    /// The best instruction set that a node on a CPU may use; `None` leaves each its own best.
+    pub isa: Option<Isa>,
+    /// Rows of each flight on a GPU's own lane beside slower ones.
+    pub own_batch: u32,
+    /// Memory for contexts of each attention worker, at most what a GPU has left; `None` takes what each offers.
+    pub context_memory_bytes: Option<u64>,
+    /// The same for Tier-1 nodes, if it is another.
+    pub own_memory_bytes: Option<u64>,
+    /// Artificial link between the tiers.
+    pub link: Link,
+    /// Whether nodes record timelines.
+    pub trace: bool,
+}
+
+/// The shape that workers should take, if it is not as was said.
+pub type Settle<'a> = &'a dyn Fn(&[Offered]) -> Option<Layout>;
+
+/// A worker that has joined and has no role yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Offered {
+    /// The tier it wants to be in.
+    pub tier: Option<u8>,
+    /// Its kernel threads.
+    pub threads: usize,
+    /// Memory it has for contexts, in bytes.
+    pub memory_bytes: u64,
+    /// Whether it is on a GPU.
+    pub has_gpu: bool,
+}
