@@ -42,6 +42,7 @@ fn check_rises(name: &str, curve: &[Point], from: usize) {
 fn times_rise_with_rows_and_contexts() {
     for name in [
         "h200-llama3-8b",
+        "h200-llama2-70b",
         "xeon-amx-16-smollm2-135m",
         "xeon-amx-16-llama3-8b",
         "xeon-amx-14-llama3-8b",
@@ -76,8 +77,8 @@ fn forecasts_are_near_what_was_measured() {
             numbers.split(',').map(|number| number.parse().expect("a number")).collect();
         let [
             tier2,
-            own_gib,
-            gib,
+            own_mib,
+            mib,
             flights,
             prompts,
             input,
@@ -91,18 +92,18 @@ fn forecasts_are_near_what_was_measured() {
             panic!("{run}")
         };
         let (profile, shape) = read(name);
-        let pages = |gib: usize, slots: usize| {
-            let held = gib as f64 * GIB / shape.page_bytes(shape.layers);
+        let pages = |mib: usize, slots: usize| {
+            let held = mib as f64 * GIB / 1024.0 / shape.page_bytes(shape.layers);
             let pages = lane_pages(held as u64, context_max as u32, slots as u64, PAGE_POSITIONS);
             pages.unwrap_or_else(|| panic!("{run}: not one context fits"))
         };
-        let hybrid = tier2 > 0 && own_gib > 0;
-        let own_pages = || pages(own_gib, OWN_BATCH as usize);
+        let hybrid = tier2 > 0 && own_mib > 0;
+        let own_pages = || pages(own_mib, OWN_BATCH as usize);
         let kernels = |profile| Arc::new(KernelTimes::Measured(Box::new(profile)));
         let deployment = Deployment {
             slices: vec![shape.layers],
             tier2,
-            local_lane: own_gib > 0,
+            local_lane: own_mib > 0,
             own_lane: hybrid.then(|| OwnLane { batch: OWN_BATCH, pages: own_pages() }),
             strands: 1,
             crowding: [1.0; 2],
@@ -110,7 +111,7 @@ fn forecasts_are_near_what_was_measured() {
             flights: flights as u32,
             chunk: chunk as u32,
             context_max: context_max as u32,
-            lane_pages: pages(if tier2 == 0 { own_gib } else { gib }, flights * batch),
+            lane_pages: pages(if tier2 == 0 { own_mib } else { mib }, flights * batch),
             whole_flights: false,
             greedy: true,
             tier1: kernels(profile),
