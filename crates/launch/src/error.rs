@@ -86,7 +86,7 @@ pub enum LaunchError {
     ContextMemories,
     /// Threads for a cluster.
     #[error(
-        "--threads does nothing here: local nodes share the cores evenly, and a worker from elsewhere has a --threads \
+        "--threads does nothing here: local nodes get cores by what they have to do (--cores), and a worker from elsewhere has a --threads \
          of its own"
     )]
     ThreadsOfCluster,
