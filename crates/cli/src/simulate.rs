@@ -270,6 +270,7 @@ fn deployment(
         tier2: args.tier2 as usize,
         local_lane,
         own_lane: None,
+        own_first: None,
         strands: args.lanes as usize,
         crowding: [1.0; 2],
         batch: args.batch(),

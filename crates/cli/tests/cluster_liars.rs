@@ -288,6 +288,7 @@ fn a_worker_that_dials_its_neighbour_notices_that_the_dispatcher_left() {
         batch: 4,
         flights: 1,
         own_batch: None,
+        own_first: false,
         chunk: 4,
         page_positions: 16,
         context_max: 64,

@@ -150,6 +150,7 @@ mod tests {
             batch: 64,
             flights: 3,
             own_batch: None,
+            own_first: false,
             chunk: 64,
             page_positions: 16,
             context_max: 1024,

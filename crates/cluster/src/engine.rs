@@ -297,6 +297,7 @@ mod tests {
             batch: 4,
             flights: 1,
             own_batch: None,
+            own_first: false,
             chunk: 4,
             context_max: 64,
             page_positions: 16,

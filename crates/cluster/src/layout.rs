@@ -69,6 +69,8 @@ pub struct Layout {
     /// Rows of each flight on the Tier-1 nodes' own lane, if they are GPUs and the other lanes are not: it is so much
     /// faster that it has one flight for each slice. Of one pipeline only.
     pub own_batch: Option<u32>,
+    /// Whether the Tier-1 nodes' own lanes are filled before others, in a hybrid whose Tier 2 has no cores of its own.
+    pub own_first: bool,
     /// Prefill rows of one prompt in a step.
     pub chunk: u32,
     /// Positions of a page.
@@ -94,10 +96,9 @@ impl Layout {
         crowd: Crowd,
     ) -> Self {
         let page_bytes = self.page_bytes(config, 0);
-        let tokens = (crowd.input + crowd.output) as u32;
-        let held = memory_bytes / page_bytes / self.pages_for(tokens).max(1);
         let workers = self.pipelines * self.attention_workers();
-        let together = crowd.prompts.min(held as usize * workers);
+        let held = self.contexts_held(config, memory_bytes, crowd);
+        let together = crowd.prompts.min(held * workers);
         let batch = self.batch as usize;
         // Where a step never leaves its threads, flights meet at every layer.
         let flights = if self.slices + self.tier2 == 1 { 1 } else { self.flights as usize };
@@ -110,6 +111,12 @@ impl Layout {
         };
         let strands = (2..=threads).rev().find(worthwhile).unwrap_or(1);
         Self { strands, ..self }
+    }
+
+    /// Contexts of a crowd's average length that an attention worker holds in so much memory.
+    pub fn contexts_held(&self, config: &ModelConfig, memory_bytes: u64, crowd: Crowd) -> usize {
+        let pages = self.pages_for((crowd.input + crowd.output) as u32).max(1);
+        (memory_bytes / self.page_bytes(config, 0) / pages) as usize
     }
 
     /// Bytes of one page in all layers of a model.
@@ -245,13 +252,14 @@ impl Layout {
         let page_bytes = self.page_bytes(config, slice);
         let held = memory_bytes / page_bytes;
         let slots = self.lane_shape(lane).slots();
-        let pages = lane_pages(held, self.context_max, slots.into(), self.page_positions);
-        pages.ok_or(ClusterError::ContextMemory {
-            context_max: self.context_max,
-            needed_bytes: self.pages_for(self.context_max) * page_bytes,
-            given_bytes: memory_bytes,
-            context_fits: held * u64::from(self.page_positions),
-        })
+        lane_pages(held, self.context_max, slots.into(), self.page_positions).ok_or(
+            ClusterError::ContextMemory {
+                context_max: self.context_max,
+                needed_bytes: self.pages_for(self.context_max) * page_bytes,
+                given_bytes: memory_bytes,
+                context_fits: held * u64::from(self.page_positions),
+            },
+        )
     }
 
     /// What a slice's Tier-1 node holds for one strand.
@@ -294,6 +302,7 @@ impl Layout {
             weights_positions: (weights_bytes / config.context_bytes_per_token()).max(1) as u64,
             batch: self.batch,
             own_lane: self.own_lane(),
+            filled_first: self.own_first.then_some(self.attention_workers() as u32),
             chunk: self.chunk,
             lane_pages,
             page_positions: self.page_positions,
@@ -320,6 +329,7 @@ mod tests {
             batch: 256,
             flights: 1,
             own_batch: None,
+            own_first: false,
             chunk: 1,
             page_positions: 16,
             context_max: 1024,
@@ -350,12 +360,8 @@ mod tests {
         assert_eq!(lanes(256, 7, 1000, 256), 1, "three strands would leave a thread of seven over");
         let long = Layout { context_max: 8192, ..layout() };
         let crowd = Crowd { prompts: 1000, input: 8, output: 8 };
-        let memory_bytes = 16_000 * token_bytes;
-        assert_eq!(
-            long.with_strands(&config, 2, memory_bytes, crowd).strands,
-            1,
-            "two lanes could not hold a longest context each"
-        );
+        let strands = long.with_strands(&config, 2, 16_000 * token_bytes, crowd).strands;
+        assert_eq!(strands, 1, "two lanes could not hold a longest context each");
     }
 
     #[test]
@@ -390,8 +396,7 @@ mod tests {
 
     #[test]
     fn slices_cover_all_layers_evenly() {
-        let layout = Layout { slices: 3, tier2: 2, tier1_attends: false, ..layout() };
-        let slices: Vec<_> = (0..3).map(|slice| layout.layers(8, slice)).collect();
-        assert_eq!(slices, [0..3, 3..6, 6..8]);
+        let layout = Layout { slices: 3, ..layout() };
+        assert_eq!([0, 1, 2].map(|slice| layout.layers(8, slice)), [0..3, 3..6, 6..8]);
     }
 }

@@ -160,9 +160,12 @@ impl Muster {
         let memory = own.chain(others).min();
         let threads = tier1.iter().map(|&peer| self.offer(peer).threads as usize).min();
         let mut all = tier1.iter().chain(tier2.iter().flatten());
-        match (threads, memory) {
-            (Some(threads), Some(memory)) if all.all(|&peer| self.offer(peer).gpu.is_none()) => {
-                layout.with_strands(spec.model.config(), threads, memory, spec.crowd)
+        match (spec.crowd, threads, memory) {
+            (None, _, _) => layout,
+            (Some(crowd), Some(threads), Some(memory))
+                if all.all(|&peer| self.offer(peer).gpu.is_none()) =>
+            {
+                layout.with_strands(spec.model.config(), threads, memory, crowd)
             }
             _ => Layout { strands: 1, ..layout },
         }

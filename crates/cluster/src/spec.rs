@@ -7,10 +7,10 @@ use glinthawk_model::{Model, ModelIdentity};
 
 /// What a cluster is to be.
 pub struct ClusterSpec<'a> {
-    /// Its shape. Workers settle the rest: the size of pages, and how many strands there are.
+    /// Its shape. Workers settle the size of pages.
     pub layout: Layout,
-    /// The prompts to come.
-    pub crowd: Crowd,
+    /// The prompts to come, where workers from elsewhere settle how many strands there are.
+    pub crowd: Option<Crowd>,
     /// Says what the shape is once workers are known, if that is left to them.
     pub settle: Option<Settle<'a>>,
     /// The model.

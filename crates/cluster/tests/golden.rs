@@ -230,6 +230,7 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
         batch: 24,
         flights: 2,
         own_batch: None,
+        own_first: false,
         chunk: 20,
         context_max: 2048,
         page_positions: PAGE_POSITIONS,

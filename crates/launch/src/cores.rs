@@ -1,9 +1,10 @@
-//! Cores of local processes: each gets them by what it has to do.
+//! Cores of local processes: they share all of them strand by strand, or each gets some by what it has to do.
 
 use crate::error::LaunchError;
+use crate::machine;
 use crate::opened::Opened;
 use crate::profiles;
-use crate::specification::Specification;
+use crate::specification::{Specification, Topology, flights_default};
 use glinthawk_cluster::{Crowd, Layout};
 use glinthawk_compute::{Isa, allowed_cores};
 use glinthawk_model::ModelConfig;
@@ -16,8 +17,72 @@ const GPU_CORES: usize = 2;
 const STANDS_FOR_AMX: &str = "xeon-amx-2";
 const STANDS_FOR_OTHERS: &str = "epyc-7v12-16";
 
-/// Cores of each local process: those that were asked for, or what each needs.
-pub(crate) fn of_processes(
+/// Which cores the processes of a layout have, and what follows from it for the layout.
+pub(crate) struct Placement {
+    pub layout: Layout,
+    /// Cores of each local process, Tier 1 first.
+    pub cores: Vec<usize>,
+    /// Whether the processes share all cores, strand by strand.
+    pub shares_cores: bool,
+    /// Whether contexts are expected on Tier-2 nodes.
+    pub uses_tier2: bool,
+}
+
+impl Placement {
+    /// Places a layout's processes. In a hybrid on cores, Tier 2 is used if Tier 1 has no memory for all contexts.
+    pub(crate) fn new(
+        specification: &Specification,
+        opened: &Opened,
+        mut layout: Layout,
+        isa: Isa,
+        memory_bytes: Option<u64>,
+        crowd: Crowd,
+    ) -> Result<Self, LaunchError> {
+        let (config, topology) = (opened.model.config(), &specification.topology);
+        let here = allowed_cores().len();
+        let on_cores = !opened.has_gpu() && topology.listen.is_none();
+        let own_bytes = topology.own_memory_bytes().or(memory_bytes).unwrap_or(0);
+        let seats = here * layout.batch as usize;
+        let suffices = layout.tier1_attends
+            && layout.contexts_held(config, own_bytes, crowd) >= crowd.prompts.min(seats);
+        let uses_tier2 = layout.tier2 > 0 && !(on_cores && suffices);
+        layout.own_first = layout.tier2 > 0 && !uses_tier2;
+        let least = |bytes: u64| if topology.hybrid { bytes.min(own_bytes) } else { bytes };
+        let memory_bytes = memory_bytes.map(least);
+        let cores = of_processes(specification, opened, &layout, isa, memory_bytes, crowd)?;
+        let shares_cores = on_cores && !cores.is_empty() && cores.iter().all(|own| *own == here);
+        layout.own_first |= shares_cores && topology.hybrid;
+        let slices = layout.slices as u32;
+        let flights = match (shares_cores, layout.own_first) {
+            // One more than there are slices hides the way of messages.
+            (true, _) => slices + u32::from(uses_tier2),
+            (false, true) => flights_default(slices, 0),
+            (false, false) => layout.flights,
+        };
+        layout.flights = specification.flights.unwrap_or(flights);
+        // Workers from elsewhere settle it when they are there.
+        if let (true, Some(bytes)) = (on_cores, memory_bytes) {
+            let threads = match fewest(&cores[..layout.nodes().0.min(cores.len())]) {
+                Some(threads) => threads,
+                None => machine::threads(specification.threads)?,
+            };
+            layout = match shares_cores {
+                true => with_shared_cores(layout, config, threads, bytes, crowd),
+                false => layout.with_strands(config, threads, bytes, crowd),
+            };
+        }
+        Ok(Self { layout, cores, shares_cores, uses_tier2 })
+    }
+}
+
+/// The cores of the process that has the fewest.
+pub(crate) fn fewest(cores: &[usize]) -> Option<usize> {
+    cores.iter().copied().min()
+}
+
+/// Cores of each local process: those that were asked for; else all, if every core then has a strand of its own in each of
+/// them; else what each needs. A core that a strand's nodes share is never idle while one of them has work.
+fn of_processes(
     specification: &Specification,
     opened: &Opened,
     layout: &Layout,
@@ -39,18 +104,38 @@ pub(crate) fn of_processes(
         return Ok(Vec::new());
     }
     let config = opened.model.config();
+    let memory_bytes = memory_bytes.unwrap_or(u64::MAX);
+    let shared = with_shared_cores(layout.clone(), config, here, memory_bytes, crowd);
+    let Topology { delay, bandwidth, .. } = specification.topology;
+    let is_near = delay.is_none() && bandwidth.is_none();
+    if is_near && !opened.has_gpu() && shared.strands == here {
+        return Ok(vec![here; opened.local.len()]);
+    }
     let kernels = thread_kernels(config, opened.model.name(), isa);
     let mut counts = vec![(here / opened.local.len()).max(1); opened.local.len()];
     // How many rows a batch has depends on the strands, and those on the cores.
     for _ in 0..2 {
         let threads = counts[..tier1].iter().copied().min().unwrap_or(1);
-        let memory_bytes = memory_bytes.unwrap_or(u64::MAX);
         let layout = layout.clone().with_strands(config, threads, memory_bytes, crowd);
         let needs = needs(&layout, config, &kernels, crowd).into_iter().zip(&opened.local);
         let needs: Vec<_> = needs.map(|(need, (_, gpu))| gpu.is_none().then_some(need)).collect();
         counts = share_out(here, &needs);
     }
     Ok(counts)
+}
+
+/// A layout with as many strands as promise to be worthwhile where every process has all of these cores. No flight is
+/// needed there to keep a node busy while another one computes: prompts come together in few.
+fn with_shared_cores(
+    layout: Layout,
+    config: &ModelConfig,
+    cores: usize,
+    memory_bytes: u64,
+    crowd: Crowd,
+) -> Layout {
+    let flights = layout.flights;
+    let layout = Layout { flights: 1, ..layout };
+    Layout { flights, ..layout.with_strands(config, cores, memory_bytes, crowd) }
 }
 
 /// What one thread's kernels take here: as a profile says, or roughly.
@@ -68,18 +153,14 @@ pub(crate) fn thread_kernels(config: &ModelConfig, name: &str, isa: Isa) -> Kern
 
 /// What every process of a layout has to do for a prompt, in seconds of a thread: Tier 1 first, then Tier 2, slice by
 /// slice.
-pub(crate) fn needs(
-    layout: &Layout,
-    config: &ModelConfig,
-    kernels: &KernelTimes,
-    crowd: Crowd,
-) -> Vec<f64> {
+fn needs(layout: &Layout, config: &ModelConfig, kernels: &KernelTimes, crowd: Crowd) -> Vec<f64> {
     let Crowd { prompts, input, output } = crowd;
     let batch = layout.batch as usize;
-    let shards = layout.pipelines * layout.lanes() * layout.flights as usize;
+    let workers = if layout.own_first { 1 } else { layout.attention_workers() };
+    let shards = layout.pipelines * layout.strands * workers * layout.flights as usize;
     let rows = crowd.rows_per_step((prompts / shards).clamp(1, batch), batch).clamp(1, batch);
     // Tier 1 merges the shards of a flight.
-    let merged = rows * layout.attention_workers();
+    let merged = rows * workers;
     let (tokens, each, together) = ((input + output) as f64, rows as f64, merged as f64);
     let chunk = (layout.chunk as usize).min(input).max(1);
     let attention = input as f64 / chunk as f64 * kernels.prefill_seconds(chunk, chunk as f64)
@@ -89,9 +170,9 @@ pub(crate) fn needs(
         RowTraffic::ResidualHome.out_bytes(&shape) + RowTraffic::ResidualHome.back_bytes(&shape);
     let messages =
         tokens * (overheads.byte_seconds * bytes + 2.0 * overheads.message_seconds / each);
-    let share = 1.0 / layout.attention_workers() as f64;
-    let own = if layout.tier1_attends { share } else { 0.0 };
+    let share = if layout.own_first { 0.0 } else { 1.0 / workers as f64 };
     let remote = share * layout.tier2 as f64;
+    let own = 1.0 - remote;
     let layers = |slice: usize| layout.layers(config.layers, slice % layout.slices).len() as f64;
     let (tier1, tier2) = layout.nodes();
     let first = (0..tier1).map(|slice| {
@@ -106,14 +187,15 @@ pub(crate) fn needs(
 }
 
 /// Cores of each process, at least one: a few for those on a GPU, which need nothing (`None`), and the others by their
-/// needs, so that the busiest is as little busy as can be.
-pub(crate) fn share_out(cores: usize, needs: &[Option<f64>]) -> Vec<usize> {
+/// needs, so that the busiest is as little busy as can be. One that has nothing to do shares another's core.
+fn share_out(cores: usize, needs: &[Option<f64>]) -> Vec<usize> {
     let on_gpus = needs.iter().filter(|need| need.is_none()).count();
     let on_cores = needs.len() - on_gpus;
     let has_few = on_cores > 0 && on_gpus * GPU_CORES + on_cores <= cores;
     let few = |need: &Option<f64>| if has_few && need.is_none() { GPU_CORES } else { 1 };
     let mut counts: Vec<usize> = needs.iter().map(few).collect();
-    let left = cores.saturating_sub(counts.iter().sum());
+    let idle = needs.iter().filter(|need| **need == Some(0.0)).count();
+    let left = cores.saturating_sub(counts.iter().sum::<usize>() - idle);
     let need = |need: Option<f64>| if on_cores > 0 { need.unwrap_or(0.0) } else { 1.0 };
     for _ in 0..left {
         let load = |index: &usize| need(needs[*index]) / counts[*index] as f64;
@@ -142,6 +224,7 @@ mod tests {
         check(8, &[some(1.0), None, some(1.0)], &[3, 2, 3]);
         check(8, &[None, None], &[4, 4]);
         check(2, &[None, some(1.0)], &[1, 1]);
+        check(16, &[some(1.0), some(1.0), some(0.0), some(0.0)], &[8, 8, 1, 1]);
     }
 
     #[test]
@@ -158,6 +241,7 @@ mod tests {
                 batch: 256,
                 flights: 3,
                 own_batch: None,
+                own_first: false,
                 chunk: 256,
                 page_positions: 16,
                 context_max: 8192,

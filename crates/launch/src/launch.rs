@@ -105,7 +105,7 @@ fn launch_cluster(
     let settle = |workers: &[Offered]| settle(opened, resolved, workers, tell);
     let spec = ClusterSpec {
         layout: layout.clone(),
-        crowd: resolved.crowd,
+        crowd: topology.listen.is_some().then_some(resolved.crowd),
         settle: if topology.is_open() { Some(&settle) } else { None },
         model: &opened.model,
         identity: opened.weights_identity(tell),

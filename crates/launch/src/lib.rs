@@ -15,6 +15,7 @@ mod joined;
 mod kernel_curves;
 mod launch;
 mod machine;
+mod memory;
 mod news;
 mod opened;
 mod outlook;

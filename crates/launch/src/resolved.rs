@@ -1,17 +1,16 @@
 //! A specification with nothing left open: what is launched, and what is forecast.
 
-use crate::cores;
+use crate::cores::{Placement, fewest};
 use crate::error::LaunchError;
 use crate::machine;
+use crate::memory::{gpu_memory_bytes, memory_bytes};
 use crate::opened::Opened;
 use crate::profiles;
 use crate::specification::{Specification, Topology, flights_default};
-use glinthawk_cluster::{
-    ClusterError, Crowd, GpuFabric, Kinds, Layout, Setting, gpu_remedy, left_beside_slice,
-};
-use glinthawk_compute::cuda::{CudaDevice, CudaModel};
-use glinthawk_compute::{ContextType, Isa, allowed_cores};
-use glinthawk_model::{ModelConfig, even_slices};
+use glinthawk_cluster::{ClusterError, Crowd, Kinds, Layout, Setting, left_beside_slice};
+use glinthawk_compute::cuda::CudaModel;
+use glinthawk_compute::{Isa, allowed_cores};
+use glinthawk_model::even_slices;
 use glinthawk_plan::{Deployment, KernelTimes, NetworkLink, OwnLane, Place, Shape};
 use std::sync::Arc;
 
@@ -42,6 +41,10 @@ pub struct Resolved {
     pub threads: usize,
     /// Kernel threads of each Tier-2 node on this machine.
     pub tier2_threads: usize,
+    /// Whether the processes share all cores, strand by strand.
+    pub shares_cores: bool,
+    /// Whether contexts are expected on Tier-2 nodes.
+    pub uses_tier2: bool,
     /// Memory for contexts of each process that attends on a CPU, or of the one process; `None` where every worker says
     /// how much it has.
     pub memory_bytes: Option<u64>,
@@ -78,7 +81,7 @@ impl Resolved {
             None => BATCH_DEFAULT,
         };
         let isa = machine::isa(specification.isa)?;
-        let mut layout = Layout {
+        let layout = Layout {
             pipelines,
             slices: tier1,
             tier2,
@@ -91,6 +94,7 @@ impl Resolved {
                 false => flights_default(tier1 as u32, tier2 as u32),
             }),
             own_batch: None,
+            own_first: false,
             chunk: specification.chunk,
             context_max: specification.context_max.unwrap_or(config.context_max as u32),
             page_positions: match opened.device {
@@ -107,28 +111,25 @@ impl Resolved {
             (None, None) if topology.listen.is_none() => Some(memory_bytes(opened, &layout)?),
             (None, wanted) => wanted,
         };
-        let cores = cores::of_processes(specification, opened, &layout, isa, memory_bytes, crowd)?;
-        let (tier1_cores, tier2_cores) = cores.split_at(layout.nodes().0.min(cores.len()));
-        let fewest = |cores: &[usize]| cores.iter().copied().min();
+        let placement = Placement::new(specification, opened, layout, isa, memory_bytes, crowd)?;
+        let layout = placement.layout.clone();
+        let (tier1_cores, tier2_cores) =
+            placement.cores.split_at(layout.nodes().0.min(placement.cores.len()));
         let threads = match fewest(tier1_cores) {
             Some(threads) => threads,
             None => machine::threads(specification.threads)?,
         };
         let tier2_threads = fewest(tier2_cores).unwrap_or(threads);
-        // Workers from elsewhere settle it when they are there.
-        if let (false, None, Some(memory_bytes)) =
-            (opened.has_gpu(), &topology.listen, memory_bytes)
-        {
-            layout = layout.with_strands(config, threads, memory_bytes, crowd);
-        }
         Ok(Self {
             model: specification.model.clone(),
             isa,
             isa_wanted: specification.isa,
             crowd,
-            cores,
+            cores: placement.cores,
             threads,
             tier2_threads,
+            shares_cores: placement.shares_cores,
+            uses_tier2: placement.uses_tier2,
             memory_bytes,
             own_batch: specification.batch.unwrap_or(GPU_NODE_BATCH),
             memory_wanted_bytes: wanted,
@@ -145,6 +146,13 @@ impl Resolved {
         let strands = self.layout.strands as u64;
         let pages = |bytes: u64| self.layout.pages(opened.model.config(), (0, 0), bytes / strands);
         self.memory_bytes.map(pages).transpose()
+    }
+
+    /// Pages of the Tier-1 nodes' own lanes where cores attend on both tiers.
+    fn own_pages(&self, opened: &Opened) -> Option<u32> {
+        let bytes = self.topology.own_memory_bytes().or(self.memory_bytes)?;
+        let bytes = bytes / self.layout.strands as u64;
+        self.layout.pages(opened.model.config(), (0, 0), bytes).ok()
     }
 
     /// What statistics say of an engine that nothing was loaded for.
@@ -199,9 +207,9 @@ impl Resolved {
             Some(Arc::new(KernelTimes::Measured(Box::new(profile))))
         };
         let tier1 = kept(0, self.threads)?;
-        let tier2 = match self.layout.tier2 {
-            0 => tier1.clone(),
-            _ => kept(self.layout.slices, self.tier2_threads)?,
+        let tier2 = match self.uses_tier2 {
+            false => tier1.clone(),
+            true => kept(self.layout.slices, self.tier2_threads)?,
         };
         Some([tier1, tier2])
     }
@@ -245,6 +253,10 @@ impl Resolved {
             tier2,
             local_lane: tier1_attends,
             own_lane,
+            own_first: match self.layout.own_first {
+                true => Some(self.own_pages(opened)?),
+                false => None,
+            },
             strands,
             crowding: [
                 (strands as f64 / self.threads as f64).max(1.0),
@@ -265,52 +277,12 @@ impl Resolved {
             hop: NetworkLink { rtt_seconds: 0.0, bandwidth: f64::INFINITY },
             place: match self.topology.is_one_process() {
                 true => Place::OneProcess,
+                false if self.shares_cores => Place::SharedCores(1),
                 false if processes >= cores => Place::SharedCores(cores),
                 false => Place::OwnMachines,
             },
         })
     }
-}
-
-/// Memory for the contexts of each process that attends on this machine's CPUs: half of what the weights leave, in equal
-/// parts. A longest context must fit, so it may be more than half.
-fn memory_bytes(opened: &Opened, layout: &Layout) -> Result<u64, LaunchError> {
-    let config = opened.model.config();
-    let is_gpu = |node: usize| opened.local.get(node).is_some_and(|(_, gpu)| gpu.is_some());
-    let (tier1, tier2) = layout.nodes();
-    let nodes = tier1 + tier2;
-    let weights = match (0..tier1).all(is_gpu) {
-        true => 0,
-        false => {
-            layout.pipelines as u64 * Shape::of(opened.model.name(), config).model_bytes() as u64
-        }
-    };
-    let on_gpus =
-        (0..nodes).filter(|&node| is_gpu(node) && (node >= tier1 || layout.tier1_attends));
-    let attending = (tier1 * layout.lanes()).saturating_sub(on_gpus.count()).max(1) as u64;
-    let each = machine::free_memory_bytes()?.saturating_sub(weights) / attending;
-    let longest = layout.model_page_bytes(config) * layout.pages_for(layout.context_max);
-    Ok((each / 2).max(longest.min(each / 10 * 9)))
-}
-
-/// Memory for contexts on a GPU, which holds the whole model: all that is left, or less where less was asked for.
-fn gpu_memory_bytes(
-    wanted: Option<u64>,
-    config: &ModelConfig,
-    layout: &Layout,
-    device: &CudaDevice,
-) -> Result<u64, LaunchError> {
-    if layout.context_type != ContextType::Bf16 {
-        return Err(ClusterError::GpuContextType.into());
-    }
-    let needed_bytes = CudaModel::bytes_beside_pages(config, &GpuFabric::limits(layout, 0)) as u64;
-    let free_bytes = device.memory_free_bytes()?;
-    let left = free_bytes.checked_sub(needed_bytes);
-    let left = left.ok_or_else(|| {
-        let remedy = gpu_remedy(layout, config, free_bytes);
-        ClusterError::GpuMemory { needed_bytes, free_bytes, remedy }
-    })?;
-    Ok(wanted.unwrap_or(left).min(left))
 }
 
 #[cfg(test)]

@@ -179,6 +179,7 @@ impl Plan {
             tier2: self.tier2,
             local_lane,
             own_lane: None,
+            own_first: None,
             strands: 1,
             crowding: [1.0; 2],
             batch: number("batch", batch)?,

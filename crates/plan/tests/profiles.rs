@@ -105,6 +105,7 @@ fn forecasts_are_near_what_was_measured() {
             tier2,
             local_lane: own_mib > 0,
             own_lane: hybrid.then(|| OwnLane { batch: OWN_BATCH, pages: own_pages() }),
+            own_first: None,
             strands: 1,
             crowding: [1.0; 2],
             batch: batch as u32,

@@ -80,6 +80,7 @@ fn protocol_seconds(configuration: &Configuration, steps: u32) -> f64 {
             weights_positions: configuration.shape.weights_positions(),
             batch,
             own_lane: None,
+            filled_first: None,
             chunk: 1,
             lane_pages: vec![pages; lanes],
             page_positions: 16,

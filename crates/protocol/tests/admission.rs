@@ -30,6 +30,24 @@ impl Costs for Steady {
     }
 }
 
+/// Counts the rows that attended on each lane.
+struct Counted<'a>(&'a mut [usize; 4]);
+
+impl Costs for Counted<'_> {
+    fn tier1_ns(&mut self, _slice: usize, _stage: Stage, _rows: usize) -> u64 {
+        1000
+    }
+
+    fn tier2_ns(&mut self, _slice: usize, lane: u32, rows: &[Row]) -> u64 {
+        self.0[lane as usize] += rows.len();
+        100
+    }
+
+    fn link_ns(&mut self, _link: Wire, _rows: usize) -> (u64, u64) {
+        (0, 10)
+    }
+}
+
 fn cluster(lane_pages: Vec<u32>, own_lane: Option<LaneShape>) -> SimulatedCluster {
     SimulatedCluster {
         slice_layers: vec![1],
@@ -42,6 +60,7 @@ fn cluster(lane_pages: Vec<u32>, own_lane: Option<LaneShape>) -> SimulatedCluste
             weights_positions: 1_000,
             batch: 64,
             own_lane,
+            filled_first: None,
             chunk: 64,
             lane_pages,
             page_positions: 16,
@@ -60,7 +79,7 @@ fn check(
     cluster: &SimulatedCluster,
     prompts: usize,
     stop_ids: &[u32],
-    costs: &mut Steady,
+    costs: &mut impl Costs,
 ) -> VirtualRun {
     let prompt = |number: u32| Prompt {
         tokens: vec![number % 97; 16],
@@ -87,6 +106,24 @@ fn those_that_go_on_tell_how_long_others_will() {
     let run = check(&cluster(vec![160], None), 400, &[u32::MAX], costs);
     let dropped = run.stats.preemptions;
     assert!((1..80).contains(&dropped), "{dropped} were dropped, which the first crowd may be");
+}
+
+#[test]
+fn lanes_that_share_cores_are_used_when_own_ones_are_full() {
+    // Two strands with a lane of their own and one beside it each; a lane has room for 20 prompts.
+    let rows = |prompts| {
+        let mut cluster = cluster(vec![160; 4], None);
+        cluster.dispatcher.filled_first = Some(2);
+        let mut rows = [0; 4];
+        check(&cluster, prompts, &[], &mut Counted(&mut rows));
+        rows
+    };
+    let [one, beside_one, other, beside_other] = rows(40);
+    assert_eq!((beside_one, beside_other), (0, 0), "all fit");
+    assert_eq!(one, other);
+    let [one, beside_one, other, beside_other] = rows(80);
+    assert!(beside_one > 0 && beside_other > 0);
+    assert!(one + other >= beside_one + beside_other);
 }
 
 #[test]

@@ -104,6 +104,7 @@ fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
                 flights: random.within(1, 3) as u32,
                 batch: random.within(1, 24) as u32,
             }),
+            filled_first: (random.within(0, 3) == 0).then(|| random.within(1, 4) as u32),
             chunk: random.within(1, 40) as u32,
             lane_pages: (0..lanes)
                 .map(|_| random.within(pages_min, pages_min * 8) as u32)

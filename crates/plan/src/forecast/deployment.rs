@@ -12,7 +12,8 @@ use std::sync::Arc;
 pub enum Place {
     /// All nodes are one process, messages are function calls.
     OneProcess,
-    /// Every node is a process, pinned in turn to one of this many cores of one machine.
+    /// Every node is a process, pinned in turn to one of this many cores of one machine. Strands side by side have so many
+    /// cores each.
     SharedCores(usize),
     /// Every node has its own machine.
     OwnMachines,
@@ -40,6 +41,8 @@ pub struct Deployment {
     pub local_lane: bool,
     /// Their lane, if it is much faster than the others.
     pub own_lane: Option<OwnLane>,
+    /// Pages of the Tier-1 nodes' own lanes in each strand, if these are filled before others.
+    pub own_first: Option<u32>,
     /// Strands that compute side by side in every process, each with its part of the prompts. Kernel times are those of
     /// one strand's threads.
     pub strands: usize,
@@ -92,6 +95,9 @@ impl Deployment {
         if let Some(own) = self.own_lane {
             lane_pages[0] = own.pages;
         }
+        if let Some(pages) = self.own_first {
+            lane_pages[0] = pages;
+        }
         let slices = self.slices.len() as u32;
         DispatcherConfig {
             flights: self.flights,
@@ -100,6 +106,7 @@ impl Deployment {
             weights_positions: self.shape.weights_positions(),
             batch: self.batch,
             own_lane: self.own_lane.map(|own| LaneShape { flights: slices, batch: own.batch }),
+            filled_first: self.own_first.map(|_| self.lanes() as u32),
             chunk: self.chunk,
             lane_pages,
             page_positions: PAGE_POSITIONS,

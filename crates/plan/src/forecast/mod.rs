@@ -158,6 +158,7 @@ mod tests {
             tier2,
             local_lane: tier2 == 0,
             own_lane: None,
+            own_first: None,
             strands: 1,
             crowding: [1.0; 2],
             batch: 8,

@@ -41,6 +41,9 @@ pub struct DispatcherConfig {
     /// Lane 0, if it is much faster than the others: it is filled first, and takes prompts over from them when it would
     /// be idle.
     pub own_lane: Option<LaneShape>,
+    /// One of every so many lanes, lane 0 first, is on a Tier-1 node that others share their cores with. These are filled
+    /// first.
+    pub filled_first: Option<u32>,
     /// Rows of one prompt's prefill in one step.
     pub chunk: u32,
     /// Pages of every lane: the fewest that any slice's worker has there.
@@ -66,6 +69,12 @@ impl DispatcherConfig {
     pub fn lane_shape(&self, lane: u32) -> LaneShape {
         let usual = LaneShape { flights: self.flights, batch: self.batch };
         self.own_lane.filter(|_| lane == 0).unwrap_or(usual)
+    }
+
+    /// Whether prompts that fit a lane like this wait for it.
+    pub fn is_filled_first(&self, lane: u32) -> bool {
+        let every = if self.own_lane.is_some() { Some(u32::MAX) } else { self.filled_first };
+        every.is_some_and(|every| lane.is_multiple_of(every))
     }
 
     /// The flights of a lane.

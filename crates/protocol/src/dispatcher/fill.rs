@@ -121,8 +121,8 @@ impl Dispatcher {
     }
 
     /// The shard at home that should take a waiting prompt, if one can. Of each lane: `wanted` is what the prompt needs
-    /// beside those pages that it would `share`, and `needs` what all others do. A prompt that fits lane 0 waits for it if
-    /// that is much faster.
+    /// beside those pages that it would `share`, and `needs` what all others do. A prompt that fits a lane which is filled
+    /// first waits for it.
     fn shard_for(
         &self,
         flights: u32,
@@ -132,19 +132,21 @@ impl Dispatcher {
         manifests: &BTreeMap<ShardId, Manifest>,
     ) -> Option<ShardId> {
         let page_positions = self.config.page_positions;
-        let waits_for_own = self.config.own_lane.is_some()
-            && !self.lanes[0].lost
-            && !self.lanes[0].slots_free.is_empty()
-            && needs[0].leave_room(wanted[0], self.lanes[0].pages.total());
+        let waits_for_own = (0..).zip(&self.lanes).any(|(number, lane)| {
+            self.config.is_filled_first(number)
+                && !lane.lost
+                && !lane.slots_free.is_empty()
+                && needs[number as usize].leave_room(wanted[number as usize], lane.pages.total())
+        });
         let open = manifests.iter().filter(|(shard, manifest)| {
             let lane = shard.lane as usize;
             let expected = wanted[lane].pages(page_positions);
-            let is_beside = self.config.own_lane.is_some() && lane != 0;
             let worthwhile = || {
-                self.ends_in_time(shard.lane)
-                    && shard.flight < self.flights_worthwhile(shard.lane, expected)
+                self.config.own_lane.is_none()
+                    || self.ends_in_time(shard.lane)
+                        && shard.flight < self.flights_worthwhile(shard.lane, expected)
             };
-            if is_beside && (waits_for_own || !worthwhile()) {
+            if !self.config.is_filled_first(shard.lane) && (waits_for_own || !worthwhile()) {
                 return false;
             }
             let rows_max = self.config.lane_shape(shard.lane).batch;

@@ -86,6 +86,7 @@ mod tests {
             weights_positions,
             batch: 256,
             own_lane: None,
+            filled_first: None,
             chunk: 256,
             lane_pages: vec![10_000],
             page_positions: 16,
