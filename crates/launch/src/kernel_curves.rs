@@ -23,12 +23,8 @@ const BETWEEN_PROMPTS: usize = 192;
 pub(crate) enum Pace {
     /// One by one. In between, other work goes through the caches, as it does in a run.
     Alone,
-    /// Many in a row, as a device is given them, which works on many rows at once: prefill is that of a prompt among
-    /// as many as have this many rows together.
-    Queued {
-        /// Rows of a prefill.
-        rows: usize,
-    },
+    /// Many in a row, as a device is given them.
+    Queued,
 }
 
 /// What is timed, and how long.
@@ -62,6 +58,9 @@ pub(crate) struct KernelBench<B: Backend> {
     pub stages: StageBench<B>,
     pub pages: AttentionBench<B>,
     pub pace: Pace,
+    /// Rows of a batch in prefill: a prompt is timed among as many as have these together, because threads share them
+    /// better than one.
+    pub prefill_rows: usize,
 }
 
 /// The seconds of all stages.
@@ -158,7 +157,7 @@ impl<B: Backend> KernelBench<B> {
         let backend = self.backend.clone();
         let mut seconds = 0.0;
         match self.pace {
-            Pace::Queued { .. } => {
+            Pace::Queued => {
                 let mut runs = || (0..times).try_for_each(|_| kernel(self));
                 seconds = timed(&backend, &mut runs)?.0;
             }
@@ -179,7 +178,7 @@ impl<B: Backend> KernelBench<B> {
     }
 
     fn weights(&mut self, extent: &Extent) -> Result<[Curve; 4], ComputeError> {
-        let held = |context: &usize| self.pages.holds(BETWEEN_PROMPTS, *context);
+        let held = |context: &usize| self.pages.prompts_held(*context) >= BETWEEN_PROMPTS;
         let between = extent.contexts.iter().copied().filter(held).min();
         if let Some(context) = between {
             self.pages.turn_to(BETWEEN_PROMPTS, 1, context)?;
@@ -234,16 +233,11 @@ impl<B: Backend> KernelBench<B> {
         context: usize,
         prefills: bool,
     ) -> Result<Curve, ComputeError> {
-        let pace = self.pace;
-        let prompts_of = |rows: usize| match (prefills, pace) {
-            (false, _) => rows,
-            (true, Pace::Alone) => 1,
-            (true, Pace::Queued { rows: together }) => (together / rows).max(1),
-        };
+        let (together, held) = (self.prefill_rows, self.pages.prompts_held(context));
+        let prompts_of =
+            |rows: usize| if prefills { (together / rows).min(held).max(1) } else { rows };
         let rows_each = |rows: usize| if prefills { rows } else { 1 };
-        let fits = |rows: &usize| {
-            rows_each(*rows) <= context && self.pages.holds(prompts_of(*rows), context)
-        };
+        let fits = |rows: &usize| rows_each(*rows) <= context && prompts_of(*rows) <= held;
         let batches: Vec<usize> = extent.attention_batches.iter().copied().filter(fits).collect();
         // In between, weights go through the caches, as they do in a run.
         let turns = self.turns(extent, extent.attention, true);
@@ -288,6 +282,7 @@ mod tests {
             pages: AttentionBench::new(&backend, config, bytes, 64, 24).expect("it fits"),
             backend,
             pace,
+            prefill_rows: 24,
         };
         let mut parts = 0;
         let curves = bench.curves(config, &extent, &mut || parts += 1).expect("timed");
@@ -310,6 +305,6 @@ mod tests {
     #[test]
     fn every_stage_is_timed_one_by_one_and_in_a_row() {
         check(Pace::Alone, &[]);
-        check(Pace::Queued { rows: 24 }, &[1, 4, 8]);
+        check(Pace::Queued, &[1, 4, 8]);
     }
 }

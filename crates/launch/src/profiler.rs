@@ -23,7 +23,8 @@ const WEIGHT_BYTES: usize = 1 << 30;
 const CONTEXT_BYTES_MIN: usize = 64 << 20;
 /// The most memory of contexts on a device.
 const DEVICE_CONTEXT_BYTES: u64 = 16 << 30;
-/// Rows of a prefill on a device: those of a batch.
+/// Rows of a prefill: those of a batch, on cores and on a device.
+const PREFILL_ROWS: usize = 256;
 const DEVICE_PREFILL_ROWS: usize = 4096;
 
 /// How thorough a profile is.
@@ -200,6 +201,7 @@ fn on_cores(
                     pages: AttentionBench::new(&backend, config, bytes, context_max, rows_max)?,
                     backend,
                     pace: Pace::Alone,
+                    prefill_rows: PREFILL_ROWS,
                 };
                 // One speaks for all.
                 bench.curves(config, extent, &mut progress(extent, tell, instance == 0))
@@ -233,7 +235,8 @@ fn on_device(
         stages,
         pages: AttentionBench::new(&backend, config, bytes, context_max, DEVICE_PREFILL_ROWS)?,
         backend,
-        pace: Pace::Queued { rows: DEVICE_PREFILL_ROWS },
+        pace: Pace::Queued,
+        prefill_rows: DEVICE_PREFILL_ROWS,
     };
     let curves = bench.curves(config, &extent, &mut progress(&extent, tell, true))?;
     Ok(KernelCurves::mean(&[curves]))

@@ -92,8 +92,8 @@ pub struct Profile {
     pub logits: Curve,
     /// Append and attend, one row of each prompt, by ascending context length.
     pub attention: Vec<AttentionCurve>,
-    /// Append and attend, all rows of one prompt, by ascending context length after them; if empty,
-    /// `attention` is used. On a GPU, the prompt is one of as many as fill a batch.
+    /// Append and attend, all rows of one prompt among as many as fill a batch, by ascending context length after them;
+    /// if empty, `attention` is used.
     #[serde(default)]
     pub prefill: Vec<AttentionCurve>,
     /// Copying q, k and v to the host; empty where the kernels work in the host's memory.

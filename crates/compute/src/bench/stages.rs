@@ -189,10 +189,9 @@ impl<B: Backend> AttentionBench<B> {
         })
     }
 
-    /// Whether this many contexts of this many positions fit.
-    pub fn holds(&self, prompts: usize, positions: usize) -> bool {
-        let pages = prompts * positions.div_ceil(self.page_positions);
-        pages <= self.pages && prompts <= self.slots
+    /// Contexts of this many positions that fit.
+    pub fn prompts_held(&self, positions: usize) -> usize {
+        (self.pages / positions.div_ceil(self.page_positions)).min(self.slots)
     }
 
     /// Chooses what [`Self::attend`] attends: the last `rows` positions of each of `prompts` contexts of `positions`

@@ -155,7 +155,8 @@ struct Lane {
     pages: PagePool,
     slots_free: Vec<u32>,
     lost: bool,
-    /// How long its steps take; `None` before the first came home.
+    /// How long its steps take; `None` before the first came home. It falls at once and rises slowly, because steps in
+    /// which prompts begin take longer than those that follow.
     step_ns: Option<u64>,
     /// Who computes the page with a hash.
     computing: HashMap<u64, PromptId>,
@@ -349,7 +350,8 @@ impl Dispatcher {
         let took_ns = now_ns.saturating_sub(std::mem::replace(&mut state.launched_ns, now_ns));
         let step_ns = &mut self.lanes[home.step.shard.lane as usize].step_ns;
         let before_ns = step_ns.unwrap_or(took_ns);
-        *step_ns = Some((before_ns * (STEPS_AVERAGED - 1) + took_ns) / STEPS_AVERAGED);
+        let mean_ns = (before_ns * (STEPS_AVERAGED - 1) + took_ns) / STEPS_AVERAGED;
+        *step_ns = Some(mean_ns.min(took_ns));
         let sampled = aboard.iter().filter(|(_, _, sampled)| *sampled).count();
         assert_eq!(
             sampled,
