@@ -56,7 +56,8 @@ fn times_rise_with_rows_and_contexts() {
             check_rises(name, &curve.points, 16);
         }
         for pair in profile.attention.windows(2).filter(|pair| pair[0].context >= 64) {
-            for point in &pair[1].points {
+            // Of few rows, a call takes longer than the kernel.
+            for point in pair[1].points.iter().filter(|point| point.batch >= 16) {
                 let shorter = interpolate(&pair[0].points, point.batch);
                 let rises = point.seconds > shorter * (1.0 - NOISE);
                 assert!(rises, "{name}: {} {point:?}", pair[1].context);
