@@ -7,6 +7,7 @@ import time
 # Set by scripts/peers for all engines alike.
 PROMPTS = int(os.environ["PEER_PROMPTS"])
 INPUT = int(os.environ["PEER_INPUT"])
+PREFIX = int(os.environ["PEER_PREFIX"])  # of the input, the same for all prompts
 OUTPUT = int(os.environ["PEER_OUTPUT"])
 THREADS = int(os.environ["PEER_THREADS"])
 MODEL = sys.argv[1]
@@ -17,11 +18,12 @@ WARM_UP_OUTPUT = 8
 
 def prompts(run):
     """Token ids without meaning, those of `glinthawk bench`: other ones in every run."""
+
+    def token(prompt, position):
+        return ((run if position < PREFIX else prompt) * 7919 + position * 104729) % VOCABULARY
+
     first = run * PROMPTS
-    return [
-        [(prompt * 7919 + position * 104729) % VOCABULARY for position in range(INPUT)]
-        for prompt in range(first, first + PROMPTS)
-    ]
+    return [[token(prompt, position) for position in range(INPUT)] for prompt in range(first, first + PROMPTS)]
 
 
 def measure(generate):

@@ -8,7 +8,7 @@ import job
 import llama_cpp as llama
 import numpy
 
-BATCH = 2048  # tokens handed over at once; llama.cpp cuts them as it likes
+BATCH = max(2048, job.INPUT)  # tokens handed over at once; llama.cpp cuts them as it likes
 
 
 def load(repacked):

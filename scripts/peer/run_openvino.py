@@ -11,7 +11,7 @@ CACHE_GIB = 4
 scheduler = openvino_genai.SchedulerConfig()
 scheduler.max_num_seqs = job.PROMPTS
 scheduler.max_num_batched_tokens = 2048
-scheduler.enable_prefix_caching = False
+scheduler.enable_prefix_caching = job.PREFIX > 0
 scheduler.cache_size = CACHE_GIB
 pipeline = openvino_genai.ContinuousBatchingPipeline(
     job.MODEL,

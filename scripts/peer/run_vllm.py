@@ -19,7 +19,7 @@ def main():
         dtype="bfloat16",
         max_model_len=job.INPUT + job.OUTPUT,
         max_num_seqs=job.PROMPTS,
-        enable_prefix_caching=False,
+        enable_prefix_caching=job.PREFIX > 0,
     )
 
     def generate(prompts, output):

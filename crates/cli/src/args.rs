@@ -623,6 +623,9 @@ pub struct BenchArgs {
     /// Tokens of each prompt
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub input: u32,
+    /// How many of them are the same for all prompts
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub prefix: u32,
     /// Tokens generated for each prompt
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub output: u32,

@@ -19,6 +19,9 @@ const PEAKS: usize = 15;
 
 /// Runs the same prompts several times; the median counts.
 pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
+    if args.prefix > args.input {
+        bail!("--prefix {} is longer than --input {}", args.prefix, args.input);
+    }
     let specification = args.engine.specification();
     let opened = with_bars(|tell| Opened::open(&specification, tell))?;
     let crowd = Crowd {
@@ -47,7 +50,8 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         units::counted(u64::from(args.input), "token"),
         args.output
     )?;
-    let job = FixedJob { prompts: args.prompts, input: args.input, output: args.output };
+    let BenchArgs { prompts, input, prefix, output, .. } = *args;
+    let job = FixedJob { prompts, input, prefix, output };
     let operations = job.operations(&Shape::of(opened.model.name(), opened.model.config()));
     let threads = Threads::new(resolved.threads)?;
     let peak = |_| operations_per_second(resolved.isa, &threads);

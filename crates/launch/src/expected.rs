@@ -33,8 +33,11 @@ impl Expected {
         Some(Self { workload: Workload::new("input", lengths).ok()?, prompts })
     }
 
-    /// Prompts that are all alike.
+    /// Prompts that are all alike. `None` if they share a prefix: what that saves is not forecast.
     pub fn alike(job: &FixedJob) -> Option<Self> {
+        if job.prefix > 0 {
+            return None;
+        }
         let (input, output, prompts) =
             (job.input as usize, job.output as usize, job.prompts as usize);
         Some(Self { workload: Workload::uniform(input, output, prompts).ok()?, prompts })

@@ -13,18 +13,20 @@ pub struct FixedJob {
     pub prompts: u32,
     /// Tokens of each.
     pub input: u32,
+    /// How many of them all prompts begin with.
+    pub prefix: u32,
     /// Tokens generated for each.
     pub output: u32,
 }
 
 impl FixedJob {
     /// Operations of all products with weights. Every token except the last of each prompt goes through all layers,
-    /// and every generated token through the classifier.
+    /// and every generated token through the classifier. What all prompts begin with counts once.
     pub fn operations(self, shape: &Shape) -> f64 {
         let layers = shape.layers as f64 * (shape.pre_parameters() + shape.post_parameters());
-        let rows = f64::from(self.input + self.output - 1);
+        let rows = f64::from(self.input - self.prefix + self.output - 1);
         let each = rows * layers + f64::from(self.output) * shape.classify_parameters();
-        2.0 * f64::from(self.prompts) * each
+        2.0 * (f64::from(self.prompts) * each + f64::from(self.prefix) * layers)
     }
 
     /// Runs the job and returns its seconds. The number `run` makes its prompts differ from those of earlier runs.
@@ -34,7 +36,7 @@ impl FixedJob {
         let mut finished = 0;
         while finished < self.prompts {
             while submitted < self.prompts && engine.wants_prompts() {
-                engine.submit(self.prompt(vocab, run * self.prompts + submitted))?;
+                engine.submit(self.prompt(vocab, run, submitted))?;
                 submitted += 1;
             }
             for event in engine.advance()? {
@@ -48,8 +50,10 @@ impl FixedJob {
     }
 
     /// A prompt of tokens without meaning: only their number matters here.
-    fn prompt(self, vocab: u32, id: u32) -> Prompt {
+    fn prompt(self, vocab: u32, run: u32, index: u32) -> Prompt {
+        let id = run * self.prompts + index;
         let token = |position: u32| {
+            let id = if position < self.prefix { run } else { id };
             (u64::from(id) * 7919 + u64::from(position) * 104_729) % u64::from(vocab)
         };
         Prompt {

@@ -94,7 +94,7 @@ fn steps(
             Ok(nodes.iter().map(|node| node.busy_ns as f64 / 1e9).sum())
         };
         let before = busy(&mut running.engine)?;
-        let job = FixedJob { prompts, input: 1, output: TOKENS };
+        let job = FixedJob { prompts, input: 1, prefix: 0, output: TOKENS };
         let seconds = job.run(&mut running.engine, config.vocab as u32, number)?;
         let inside = busy(&mut running.engine)? - before;
         // All prompts generate side by side, so each of their tokens is a step.

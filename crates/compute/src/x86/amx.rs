@@ -4,7 +4,9 @@
 mod attention;
 mod product;
 
-pub(super) use attention::{add_values, add_values_of_two, score_pages, score_pages_of_two};
+pub(super) use attention::{
+    ValueTiles, add_values, add_values_of_two, score_pages, score_pages_of_two,
+};
 pub(super) use product::multiply;
 
 use super::tiles::{PANEL, STEP, TILE, TILE_ROWS};

@@ -1,4 +1,4 @@
-//! Attention of one job: up to 128 (row, query head) pairs of one prompt that share a key/value head, in tiles of 16,
+//! Attention of one job: up to 512 (row, query head) pairs of one prompt that share a key/value head, in tiles of 16,
 //! over a range of its positions, by online softmax.
 //!
 //! Positions go in steps of 32, blocks of 64 and splits of 1024, cut at the same positions for every row, and a
@@ -6,7 +6,7 @@
 //! its job or on how many threads share its splits. How many blocks' values are added together (a stretch) does not
 //! change bits: a sum continues where it was.
 
-use super::amx::{self, Tiles};
+use super::amx::{self, Tiles, ValueTiles};
 use super::for_each_isa;
 use super::int8;
 use super::pages::{After, BLOCK_PAGES, Fetcher, HeadPages, PAGE, STRETCH_PAGES};
@@ -22,13 +22,11 @@ use std::ops::Range;
 /// Pages of a split.
 pub(super) const SPLIT_PAGES: usize = 64;
 /// Tiles of a job at most: each reads the same keys and values, so that they come from a cache.
-pub(super) const JOB_TILES: usize = 8;
+pub(super) const JOB_TILES: usize = 32;
 /// Pages of one step of the values' product.
 const STEP_PAGES: usize = STEP / PAGE;
 /// Tiles that go through the products together.
 const TILES_TOGETHER: usize = 2;
-/// Values copied between two groups of lines that are fetched: a page has a multiple of them.
-const COPIED: usize = 256;
 /// Weights of one tile and one stretch.
 const STRETCH_WEIGHTS: usize = STRETCH_PAGES / STEP_PAGES * TILE;
 
@@ -42,7 +40,8 @@ pub(super) struct Workspace {
     weights: Memory<bf16>,
     /// For int8 pages, a stretch's keys as bf16: [page][16 d]
     keys: Memory<bf16>,
-    /// For int8 pages and for tiles, a stretch's values as bf16, one page after the other: [page][16 / 2][d][2]
+    /// A stretch's values as bf16. For int8 pages, one page after the other: [page][16 / 2][d][2]. For tiles, tile
+    /// after tile: [step][d / 16][32 / 2][16][2]
     values: Memory<bf16>,
     /// One for each tile of the job.
     pub(super) parts: Vec<RunningSoftmax>,
@@ -260,8 +259,6 @@ impl<'a> Stretch<'a> {
         tiles: Range<usize>,
         work: &mut Workspace,
     ) {
-        let head_dim = self.head.head_dim;
-        let scale = std::f32::consts::LOG2_E / (head_dim as f32).sqrt();
         let rows = tiles.start * TILE_ROWS..(tiles.end * TILE_ROWS).min(self.queries.rows);
         let seen = self.queries.range_of(rows.clone());
         let end = self.range.end.min(seen.end);
@@ -279,24 +276,16 @@ impl<'a> Stretch<'a> {
                 let block_end = ((page / BLOCK_PAGES + 1) * BLOCK_PAGES).min(end);
                 let block = page - self.range.start..block_end - self.range.start;
                 self.score::<S, SCALED>(&tiles, block.clone(), work);
-                let mut raised = false;
-                for row in rows.clone() {
-                    self.fetcher.fetch(share);
-                    let (tile, tile_row) = (row / TILE_ROWS, row % TILE_ROWS);
-                    let (scores, weights) =
-                        (work.scores.as_ptr(), stretch_weights(work, tile - tiles.start));
-                    let tile_scores = (tile - tiles.start) * BLOCK_PAGES * RESULT_TILE;
-                    let block = BlockRow {
-                        scores: scores.add(tile_scores + tile_row * PAGE),
-                        weights: weights.add(block.start / STEP_PAGES * TILE + tile_row * STEP),
-                        pages: &self.pages[block.clone()],
-                        position: page * PAGE,
-                        seen: self.queries.seen(row),
-                        head_dim,
-                        scale,
-                    };
-                    raised |= work.parts[tile].weigh::<S, SCALED>(tile_row, &block);
-                }
+                let (first, last) =
+                    (self.queries.seen(rows.end - 1).0, self.queries.seen(rows.start).1);
+                let whole = block.len() == BLOCK_PAGES
+                    && first as usize <= page * PAGE
+                    && block_end * PAGE <= last as usize + 1;
+                let raised = if whole {
+                    self.weigh::<S, SCALED, true>(&tiles, block, share, work)
+                } else {
+                    self.weigh::<S, SCALED, false>(&tiles, block, share, work)
+                };
                 if raised {
                     self.add_values::<S, SCALED>(&tiles, added..page, work);
                     work.parts[tiles.clone()].iter_mut().for_each(|part| part.scale_values::<S>());
@@ -306,6 +295,49 @@ impl<'a> Stretch<'a> {
             }
             self.add_values::<S, SCALED>(&tiles, added..end, work);
         }
+    }
+
+    /// Turns the scores of one tile or two into weights, for a block's pages, counted from the stretch's first.
+    /// Returns whether sums of values must be scaled before the block's are added. Between two rows, `share` groups of
+    /// lines are fetched.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd, const SCALED: bool, const WHOLE: bool>(
+        &mut self,
+        tiles: &Range<usize>,
+        block: Range<usize>,
+        share: usize,
+        work: &mut Workspace,
+    ) -> bool {
+        let head_dim = self.head.head_dim;
+        let scale = std::f32::consts::LOG2_E / (head_dim as f32).sqrt();
+        let position = (self.range.start + block.start) * PAGE;
+        let pages = &self.pages[block.clone()];
+        let mut raised = false;
+        for tile in tiles.clone() {
+            let index = tile - tiles.start;
+            let scores = work.scores[index * BLOCK_PAGES * RESULT_TILE..].as_ptr();
+            let weights =
+                stretch_weights(work, index).wrapping_add(block.start / STEP_PAGES * TILE);
+            let part = &mut work.parts[tile];
+            let first_row = tile * TILE_ROWS;
+            for row in 0..(self.queries.rows - first_row).min(TILE_ROWS) {
+                if !self.fetcher.is_done() {
+                    self.fetcher.fetch(share);
+                }
+                let block = BlockRow {
+                    scores: scores.wrapping_add(row * PAGE),
+                    weights: weights.wrapping_add(row * STEP),
+                    pages,
+                    position,
+                    seen: if WHOLE { (0, 0) } else { self.queries.seen(first_row + row) },
+                    head_dim,
+                    scale,
+                };
+                // SAFETY: as promised by the caller.
+                raised |= unsafe { part.weigh::<S, SCALED, WHOLE>(row, &block) };
+            }
+        }
+        raised
     }
 
     /// Scores of one tile or two for a block's pages, counted from the stretch's first: q · k, not yet scaled.
@@ -370,16 +402,18 @@ impl<'a> Stretch<'a> {
             self.prepare_values::<S, SCALED>(work);
             let (step, steps) = (pages.start / STEP_PAGES, pages.len().div_ceil(STEP_PAGES));
             let weights = stretch_weights(work, 0).add(step * TILE);
-            let copied = work.values.as_ptr().wrapping_add(pages.start * PAGE * head_dim);
             let into = work.parts[tiles.start].values.as_mut_ptr();
-            if tiles.len() == TILES_TOGETHER {
-                let into = [into, work.parts[tiles.start + 1].values.as_mut_ptr()];
-                let tile = STRETCH_WEIGHTS;
-                return amx::add_values_of_two(weights, tile, copied, steps, head_dim, into);
-            }
             if self.queries.tiles {
-                let fetcher = &mut self.fetcher;
-                return amx::add_values(weights, copied, steps, head_dim, into, fetcher);
+                let first = work.values.as_ptr().wrapping_add(pages.start * PAGE * head_dim);
+                let values = match SCALED {
+                    true => ValueTiles::in_pages(first, steps, head_dim),
+                    false => ValueTiles::packed(first, steps, head_dim),
+                };
+                if tiles.len() == TILES_TOGETHER {
+                    let into = [into, work.parts[tiles.start + 1].values.as_mut_ptr()];
+                    return amx::add_values_of_two(weights, STRETCH_WEIGHTS, values, into);
+                }
+                return amx::add_values(weights, values, into, &mut self.fetcher);
             }
             let columns = head_dim / SIMD_WIDTH;
             for page in pages.clone() {
@@ -407,8 +441,8 @@ impl<'a> Stretch<'a> {
         }
     }
 
-    /// Brings the values of all pages to where the products want them. A tile holds those of two pages, so they must
-    /// stand one after the other.
+    /// Brings the values of all pages to where the products want them. A tile holds those of two pages, which stand
+    /// apart.
     #[inline(always)]
     unsafe fn prepare_values<S: Simd, const SCALED: bool>(&mut self, work: &mut Workspace) {
         if self.values_ready || !(SCALED || self.queries.tiles) {
@@ -418,28 +452,49 @@ impl<'a> Stretch<'a> {
         let count = PAGE * self.head.head_dim;
         let into = work.values.as_mut_ptr();
         let stored = self.range.len();
-        let fetched = usize::from(self.queries.tile_count() == 1);
         // SAFETY: a stretch's pages have `count` values each, and `into` has room for a whole stretch.
         unsafe {
             if SCALED {
                 let values = self.pages.map(|page| page.wrapping_add(count).cast());
                 let tiles = self.queries.tiles;
                 int8::widen::<S>(&values[..stored], count, into, tiles, &mut self.fetcher);
+                if !stored.is_multiple_of(STEP_PAGES) {
+                    // Their weights are 0, but what an earlier stretch left there may be NaN.
+                    into.add(stored * count).write_bytes(0, count);
+                }
             } else {
-                for (page, &stored) in self.pages[..stored].iter().enumerate() {
-                    let values = stored.cast::<bf16>().add(count);
-                    for start in (0..count).step_by(COPIED) {
-                        self.fetcher.fetch(fetched);
-                        for line in (start..start + COPIED).step_by(2 * SIMD_WIDTH) {
-                            let into = into.add(page * count + line);
-                            S::load(values.add(line).cast()).store(into.cast());
-                        }
+                self.pack_values::<S>(into);
+            }
+        }
+    }
+
+    /// Copies the values of all pages into tiles: [step][d / 16][32 / 2][16][2].
+    #[inline(always)]
+    unsafe fn pack_values<S: Simd>(&mut self, into: *mut bf16) {
+        const LINE: usize = 2 * SIMD_WIDTH;
+        let head_dim = self.head.head_dim;
+        let stored = self.range.len();
+        let fetched = usize::from(self.queries.tile_count() == 1);
+        for page in 0..stored.next_multiple_of(STEP_PAGES) {
+            let step = into.wrapping_add(page / STEP_PAGES * STEP * head_dim);
+            for pair in 0..PAGE / 2 {
+                let into = step.wrapping_add((page % STEP_PAGES * (PAGE / 2) + pair) * LINE);
+                // SAFETY: every line lies on a page of the stretch, or in its tile.
+                unsafe {
+                    if page == stored {
+                        // Their weights are 0, but what an earlier stretch left there may be NaN.
+                        (0..head_dim / SIMD_WIDTH)
+                            .for_each(|column| into.add(column * TILE).write_bytes(0, LINE));
+                        continue;
+                    }
+                    self.fetcher
+                        .fetch(fetched * (head_dim * (pair + 1) / 128 - head_dim * pair / 128));
+                    let values = self.pages[page].cast::<bf16>().add((PAGE + 2 * pair) * head_dim);
+                    for column in 0..head_dim / SIMD_WIDTH {
+                        let line = S::load(values.add(column * LINE).cast());
+                        line.store(into.add(column * TILE).cast());
                     }
                 }
-            }
-            if !stored.is_multiple_of(STEP_PAGES) {
-                // Their weights are 0, but what an earlier stretch left there may be NaN.
-                into.add(stored * count).write_bytes(0, count);
             }
         }
     }

@@ -10,14 +10,14 @@ pub(super) const BLOCK_PAGES: usize = 4;
 /// Pages whose values are added together, if a job has several tiles.
 pub(super) const STRETCH_PAGES: usize = 16;
 
-/// The pages of one layer and one key/value head.
+/// The pages of one layer and one key/value head: keys [d / 2][16 positions][2], then values [16 / 2][d][2]; for int8,
+/// scales follow.
 #[derive(Clone, Copy)]
 pub(super) struct HeadPages {
-    /// Page 0 of this head: keys [d / 2][16 positions][2], then values [16 / 2][d][2]; for int8,
-    /// scales follow.
+    /// The layer's first page.
     pub(super) first: *const u8,
-    /// Bytes from one page to the next.
-    pub(super) stride: usize,
+    pub(super) kv_head: usize,
+    pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
     pub(super) context_type: ContextType,
 }
@@ -28,10 +28,33 @@ unsafe impl Send for HeadPages {}
 unsafe impl Sync for HeadPages {}
 
 impl HeadPages {
+    /// Bytes of one page of one head.
+    #[inline(always)]
+    pub(super) fn head_bytes(&self) -> usize {
+        self.context_type.head_bytes(self.head_dim, PAGE)
+    }
+
+    /// Where a page stands, in bytes from the layer's first. Heads have another order on every page. Otherwise a head's
+    /// pages would be a multiple of a power of two apart in most models, and a cache would have room for few of them.
+    #[inline(always)]
+    pub(super) fn offset(&self, page: u32) -> usize {
+        // Fibonacci hashing: pages at any usual distance from each other differ.
+        let turn = (page.wrapping_mul(0x9E37_79B1) >> 16) as usize;
+        (page as usize * self.kv_heads + (self.kv_head + turn) % self.kv_heads) * self.head_bytes()
+    }
+
     #[inline(always)]
     pub(super) unsafe fn page(&self, page: u32) -> *const u8 {
         // SAFETY: the page exists, as promised by the caller.
-        unsafe { self.first.add(page as usize * self.stride) }
+        unsafe { self.first.add(self.offset(page)) }
+    }
+}
+
+/// Fetches some values into the second-level cache.
+pub(super) fn fetch<T>(values: &[T]) {
+    for line in values.chunks(LINE / size_of::<T>()) {
+        // SAFETY: a prefetch reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
     }
 }
 
@@ -86,6 +109,12 @@ impl<'a> Fetcher<'a> {
             part_groups,
             group_lines,
         }
+    }
+
+    /// Whether nothing is left to fetch.
+    #[inline(always)]
+    pub(super) fn is_done(&self) -> bool {
+        self.groups == 0 && self.values.is_empty() && self.after.written.is_none()
     }
 
     /// Groups to fetch for each of `rows` rows while a block's scores become weights.

@@ -53,7 +53,7 @@ const COUNT: [f32; SIMD_WIDTH] =
 impl BlockRow<'_> {
     /// Scores of one page, -∞ where the row does not see. A key's scale multiplies its score.
     #[inline(always)]
-    unsafe fn page<S: Simd, const SCALED: bool>(&self, page: usize) -> S {
+    unsafe fn page<S: Simd, const SCALED: bool, const WHOLE: bool>(&self, page: usize) -> S {
         let start = self.position + page * PAGE;
         let (first, last) = (self.seen.0 as usize, self.seen.1 as usize);
         // SAFETY: a page of the block, as promised by the caller.
@@ -63,7 +63,7 @@ impl BlockRow<'_> {
                 let scales = Scales::of(self.pages[page], self.head_dim);
                 scores = scores.multiply(S::load((*scales).keys.as_ptr()));
             }
-            if start < first || start + PAGE - 1 > last {
+            if !WHOLE && (start < first || start + PAGE - 1 > last) {
                 let none = S::splat(f32::NEG_INFINITY);
                 let positions = S::load(COUNT.as_ptr()).add(S::splat(start as f32));
                 scores = positions.if_greater(S::splat(last as f32), none, scores);
@@ -107,33 +107,26 @@ impl RunningSoftmax {
 
     /// Turns one row's scores of a block into weights. If pages have scales (`SCALED`), a value's scale multiplies
     /// its weight after the weight was added to the sum. Returns whether the sums of values must be scaled before
-    /// this block's values are added.
+    /// this block's values are added. A block is `WHOLE` if it has all its pages and the row sees all of it.
     ///
     /// # Safety
     /// The machine has the instruction set of `S`; the block's buffers are as described.
     #[inline(always)]
-    pub(super) unsafe fn weigh<S: Simd, const SCALED: bool>(
+    pub(super) unsafe fn weigh<S: Simd, const SCALED: bool, const WHOLE: bool>(
         &mut self,
         row: usize,
         block: &BlockRow<'_>,
     ) -> bool {
-        let count = block.pages.len();
+        let count = if WHOLE { BLOCK_PAGES } else { block.pages.len() };
         // SAFETY: as promised by the caller.
         unsafe {
             let scale = S::splat(block.scale);
             let none = S::splat(f32::NEG_INFINITY);
             let mut scores = [none; BLOCK_PAGES];
             let mut maximum = none;
-            if count == BLOCK_PAGES {
-                for (page, score) in scores.iter_mut().enumerate() {
-                    *score = block.page::<S, SCALED>(page);
-                    maximum = maximum.max(*score);
-                }
-            } else {
-                for (page, score) in scores.iter_mut().enumerate().take(count) {
-                    *score = block.page::<S, SCALED>(page);
-                    maximum = maximum.max(*score);
-                }
+            for (page, score) in scores.iter_mut().enumerate().take(count) {
+                *score = block.page::<S, SCALED, WHOLE>(page);
+                maximum = maximum.max(*score);
             }
             let raised = self.raise::<S>(row, maximum.multiply(scale));
             let base = S::splat(-self.bases[row]);

@@ -121,25 +121,52 @@ pub(in crate::x86) unsafe fn score_pages_of_two(
     }
 }
 
-/// into[row] += Σ weights[row][position] · values[position] over `steps` times 32 positions.
+/// Values of some positions as tiles: [step of 32 positions][d / 16].
+#[derive(Clone, Copy)]
+pub(in crate::x86) struct ValueTiles {
+    first: *const bf16,
+    steps: usize,
+    columns: usize,
+    /// From a tile to the next column's.
+    column: usize,
+    row_bytes: usize,
+}
+
+impl ValueTiles {
+    /// Tile after tile.
+    #[inline(always)]
+    pub(in crate::x86) fn packed(first: *const bf16, steps: usize, head_dim: usize) -> Self {
+        let columns = head_dim / PANEL;
+        Self { first, steps, columns, column: TILE, row_bytes: ROW_BYTES }
+    }
+
+    /// Page after page: [32 / 2][d][2].
+    #[inline(always)]
+    pub(in crate::x86) fn in_pages(first: *const bf16, steps: usize, head_dim: usize) -> Self {
+        let row_bytes = head_dim * 2 * size_of::<bf16>();
+        Self { first, steps, columns: head_dim / PANEL, column: 2 * PANEL, row_bytes }
+    }
+
+    #[inline(always)]
+    fn tile(&self, step: usize, column: usize) -> *const bf16 {
+        self.first.wrapping_add(step * self.columns * TILE + column * self.column)
+    }
+}
+
+/// into[row] += Σ weights[row][position] · values[position] over all steps.
 ///
 /// # Safety
-/// Tiles are configured for attention with the rows in use; weights are [step][16][32], values [step][32 / 2][d][2],
-/// `into` [d / 16][16][16].
+/// Tiles are configured for attention with the rows in use; weights are [step][16][32], `into` [d / 16][16][16].
 pub(in crate::x86) unsafe fn add_values(
     weights: *const bf16,
-    values: *const bf16,
-    steps: usize,
-    head_dim: usize,
+    values: ValueTiles,
     into: *mut f32,
     fetcher: &mut Fetcher<'_>,
 ) {
-    let row_bytes = head_dim * 2 * size_of::<bf16>();
+    let ValueTiles { steps, columns, row_bytes, .. } = values;
     // SAFETY: as promised by the caller.
     unsafe {
-        let value =
-            |step: usize, column: usize| values.add(step * STEP * head_dim + 2 * PANEL * column);
-        let columns = head_dim / PANEL;
+        let value = |step: usize, column: usize| values.tile(step, column);
         for first in (0..columns / 4 * 4).step_by(4) {
             let into = into.add(first * RESULT_TILE);
             load!("0", into, ROW_BYTES);
@@ -187,28 +214,25 @@ pub(in crate::x86) unsafe fn add_values(
 pub(in crate::x86) unsafe fn add_values_of_two(
     weights: *const bf16,
     weights_tile: usize,
-    values: *const bf16,
-    steps: usize,
-    head_dim: usize,
+    values: ValueTiles,
     into: [*mut f32; 2],
 ) {
-    let row_bytes = head_dim * 2 * size_of::<bf16>();
+    let ValueTiles { steps, columns, row_bytes, .. } = values;
     // SAFETY: as promised by the caller.
     unsafe {
-        for column in (0..head_dim / PANEL).step_by(2) {
+        for column in (0..columns).step_by(2) {
             let into = into.map(|into| into.add(column * RESULT_TILE));
             load!("0", into[0], ROW_BYTES);
             load!("1", into[1], ROW_BYTES);
             load!("2", into[0].add(RESULT_TILE), ROW_BYTES);
             load!("3", into[1].add(RESULT_TILE), ROW_BYTES);
             for step in 0..steps {
-                let values = values.add(step * STEP * head_dim + 2 * PANEL * column);
                 load!("4", weights.add(step * TILE), ROW_BYTES);
-                load!("6", values, row_bytes);
+                load!("6", values.tile(step, column), row_bytes);
                 multiply_tiles!("0", "4", "6");
                 load!("5", weights.add(weights_tile + step * TILE), ROW_BYTES);
                 multiply_tiles!("1", "5", "6");
-                load!("7", values.add(2 * PANEL), row_bytes);
+                load!("7", values.tile(step, column + 1), row_bytes);
                 multiply_tiles!("2", "4", "7");
                 multiply_tiles!("3", "5", "7");
             }

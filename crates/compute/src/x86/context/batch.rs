@@ -6,7 +6,7 @@ use crate::memory::SharedMut;
 use crate::tables::BoundRow;
 use crate::x86::attention::{self, Queries, SPLIT_PAGES, Workspace};
 use crate::x86::int8;
-use crate::x86::pages::{After, HeadPages, PAGE};
+use crate::x86::pages::{After, HeadPages, PAGE, fetch};
 use crate::x86::softmax::{self, RunningSoftmax};
 use crate::x86::tiles::{STEP, TILE, TILE_ROWS};
 use crate::{ContextType, Isa, Threads};
@@ -64,9 +64,9 @@ impl Batch<'_> {
     /// One head's pages.
     pub(super) fn head_pages(&self, kv_head: usize) -> HeadPages {
         let Shape { config, context_type, .. } = self.shape;
-        let (head_bytes, stride) = (self.shape.head_bytes(), self.shape.page_bytes());
-        let first = self.pages.place(kv_head * head_bytes, head_bytes);
-        HeadPages { first, stride, head_dim: config.head_dim, context_type: *context_type }
+        let first = self.pages.place(0, self.shape.page_bytes() * self.shape.pages);
+        let (kv_heads, head_dim) = (config.kv_heads, config.head_dim);
+        HeadPages { first, kv_head, kv_heads, head_dim, context_type: *context_type }
     }
 
     /// Stores all rows in any order: first clears the pages that begin, then fills them in.
@@ -105,9 +105,8 @@ impl Batch<'_> {
     /// Where the row's page of one head begins.
     fn page(&self, row: usize, kv_head: usize) -> *mut u8 {
         let BoundRow { position, pages, .. } = self.rows[row];
-        let page = pages[position as usize / PAGE] as usize;
-        let head_bytes = self.shape.head_bytes();
-        self.pages.place(page * self.shape.page_bytes() + kv_head * head_bytes, head_bytes)
+        let head = self.head_pages(kv_head);
+        self.pages.place(head.offset(pages[position as usize / PAGE]), head.head_bytes())
     }
 
     /// Clears a page. An earlier prompt may have left NaN there, and even a weight of 0 would keep it
@@ -138,22 +137,33 @@ impl Batch<'_> {
     /// Copies the queries of some rows and query heads into left-tile order.
     pub(super) fn load_queries(
         &self,
-        pairs: impl Iterator<Item = (usize, usize)>,
+        pairs: impl Iterator<Item = (usize, usize)> + Clone,
         queries: &mut [bf16],
     ) {
         let config = &self.shape.config;
         let steps = config.head_dim.div_ceil(STEP);
-        for (index, (row, head)) in pairs.enumerate() {
-            let start = row * config.qkv_width() + head * config.head_dim;
+        let start = |(row, head)| row * config.qkv_width() + head * config.head_dim;
+        // Rows stand far apart, so they are fetched a tile ahead.
+        let mut ahead = pairs.clone().skip(TILE_ROWS);
+        for (index, pair) in pairs.enumerate() {
+            if let Some(pair) = ahead.next() {
+                fetch(&self.qkv[start(pair)..][..config.head_dim]);
+            }
+            let start = start(pair);
             let into = &mut queries[index / TILE_ROWS * steps * TILE + index % TILE_ROWS * STEP..];
-            for (step, values) in self.qkv[start..][..config.head_dim].chunks(STEP).enumerate() {
-                into[step * TILE..][..values.len()].copy_from_slice(values);
+            // Whole steps have a length that the compiler knows, and are copied without a call.
+            let (whole, rest) = self.qkv[start..][..config.head_dim].as_chunks::<STEP>();
+            for (step, values) in whole.iter().enumerate() {
+                into[step * TILE..][..STEP].copy_from_slice(values);
+            }
+            if !rest.is_empty() {
+                into[whole.len() * TILE..][..rest.len()].copy_from_slice(rest);
             }
         }
     }
 
     /// A job's rows and query heads, in order.
-    pub(super) fn pairs(&self, job: &Job) -> impl Iterator<Item = (usize, usize)> {
+    pub(super) fn pairs(&self, job: &Job) -> impl Iterator<Item = (usize, usize)> + Clone {
         let (row, group) = (job.row, self.shape.group());
         let first = job.kv_head * group;
         job.pairs.clone().map(move |pair| (row + pair / group, first + pair % group))
@@ -249,10 +259,13 @@ impl Batch<'_> {
         let several = pages.end.div_ceil(SPLIT_PAGES) - pages.start / SPLIT_PAGES > 1;
         self.load_queries(self.pairs(job), &mut work.queries);
         work.clear_parts(job.pairs.len());
-        if several {
-            softmax::clear(&mut work.totals, job.pairs.len());
-        }
+        // The first split's parts are the totals, unless there are some already.
+        let mut begun = false;
         if let Some(inherited) = shared.inherited(job.row) {
+            begun = several;
+            if begun {
+                softmax::clear(&mut work.totals, job.pairs.len());
+            }
             shared.hand_over(inherited, job.kv_head, job.pairs.clone(), work);
             pages.start = inherited.pages;
         }
@@ -269,8 +282,11 @@ impl Batch<'_> {
             };
             // SAFETY: the instruction set is there, and `check` saw that the pages are.
             unsafe { attention::attend(isa, &queries, head, &range, after, work) };
-            if several {
+            if several && begun {
                 softmax::combine_tiles(isa, job.pairs.len(), &work.parts, &mut work.totals);
+            } else if several {
+                work.parts[..job.tiles()].swap_with_slice(&mut work.totals[..job.tiles()]);
+                begun = true;
             }
         }
         self.finish(job, if several { &work.totals } else { &work.parts });
