@@ -4,7 +4,7 @@ use crate::error::LaunchError;
 use crate::machine;
 use crate::opened::Opened;
 use crate::profiles;
-use crate::specification::{Specification, Topology, flights_default};
+use crate::specification::{Specification, flights_default};
 use glinthawk_cluster::{Crowd, Layout};
 use glinthawk_compute::{Isa, allowed_cores};
 use glinthawk_model::ModelConfig;
@@ -50,12 +50,11 @@ impl Placement {
         let least = |bytes: u64| if topology.hybrid { bytes.min(own_bytes) } else { bytes };
         let memory_bytes = memory_bytes.map(least);
         let cores = of_processes(specification, opened, &layout, isa, memory_bytes, crowd)?;
-        let shares_cores = on_cores && !cores.is_empty() && cores.iter().all(|own| *own == here);
-        layout.own_first |= shares_cores && topology.hybrid;
+        let is_everywhere = !cores.is_empty() && cores.iter().all(|own| *own == here);
+        let shares_cores = on_cores && !uses_tier2 && is_everywhere;
         let slices = layout.slices as u32;
         let flights = match (shares_cores, layout.own_first) {
-            // One more than there are slices hides the way of messages.
-            (true, _) => slices + u32::from(uses_tier2),
+            (true, _) => slices,
             (false, true) => flights_default(slices, 0),
             (false, false) => layout.flights,
         };
@@ -80,8 +79,9 @@ pub(crate) fn fewest(cores: &[usize]) -> Option<usize> {
     cores.iter().copied().min()
 }
 
-/// Cores of each local process: those that were asked for; else all, if every core then has a strand of its own in each of
-/// them; else what each needs. A core that a strand's nodes share is never idle while one of them has work.
+/// Cores of each local process: those that were asked for; else all, if Tier 2 has nothing to do and every core then has a
+/// strand of its own in each process; else what each needs. A core that a strand's slices share is never idle while one of
+/// them has work.
 fn of_processes(
     specification: &Specification,
     opened: &Opened,
@@ -106,9 +106,9 @@ fn of_processes(
     let config = opened.model.config();
     let memory_bytes = memory_bytes.unwrap_or(u64::MAX);
     let shared = with_shared_cores(layout.clone(), config, here, memory_bytes, crowd);
-    let Topology { delay, bandwidth, .. } = specification.topology;
-    let is_near = delay.is_none() && bandwidth.is_none();
-    if is_near && !opened.has_gpu() && shared.strands == here {
+    // Where tiers send each other rows of every layer, their network threads would wait for cores.
+    let is_one_tier = layout.tier2 == 0 || layout.own_first;
+    if is_one_tier && !opened.has_gpu() && shared.strands == here {
         return Ok(vec![here; opened.local.len()]);
     }
     let kernels = thread_kernels(config, opened.model.name(), isa);
