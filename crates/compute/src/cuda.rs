@@ -22,7 +22,9 @@ mod picked;
 mod product;
 mod staged;
 mod step;
+mod tables;
 mod text;
+mod together;
 mod weights;
 
 pub use activations::{CudaBuffer, CudaMark, pinned_pool};

@@ -10,6 +10,7 @@ mod context_type;
 mod cpu;
 pub mod cuda;
 mod error;
+mod families;
 mod isa;
 mod math;
 mod memory;

@@ -3,6 +3,7 @@
 
 mod failures;
 mod picks;
+mod shared;
 
 use super::assert_close;
 use super::model::Shape;

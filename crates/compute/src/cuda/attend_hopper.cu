@@ -98,6 +98,7 @@ __device__ __forceinline__ int work_of(int round) {
 }
 
 // Fetches all that a block attends to.
+template <bool SHARED>
 __device__ __forceinline__ void ring_fill(const Ring& ring, const Unit* units, int work_end, const bf16* pages,
                                           const u32* tables, u32 table_width) {
     int item = 0, arrived = 0;
@@ -108,7 +109,7 @@ __device__ __forceinline__ void ring_fill(const Ring& ring, const Unit* units, i
     };
     for (int round = 0; work_of(round) < work_end; round++) {
         int work = work_of(round);
-        Context context = context_of(units[work / KV_HEADS], pages, tables, table_width, work % KV_HEADS);
+        Context context = context_of<SHARED>(units[work / KV_HEADS], pages, tables, table_width, work % KV_HEADS);
         for (int key = context.begin; key < context.end; key += BLOCK)
 #pragma unroll
             for (int kind = 0; kind < 2; kind++, item++) {
@@ -126,11 +127,12 @@ __device__ __forceinline__ void ring_fill(const Ring& ring, const Unit* units, i
 }
 
 // One unit, by the groups that attend. Gives the items of the ring used so far.
-__device__ __forceinline__ int attend_unit(const Ring& ring, int item, Unit unit, int kv_head, const bf16* query,
-                                           const Outputs& to) {
-    int2 keys = keys_of(unit);
+template <bool SHARED>
+__device__ __forceinline__ int attend_unit(const Ring& ring, int item, Unit unit, const Member* members, int kv_head,
+                                           const bf16* query, const Outputs& to) {
+    int2 keys = keys_of<SHARED>(unit);
     int pair = threadIdx.x / WARP * 16, group_pair = 64 * group_of_warps();
-    if (unit.partial == NO_PARTIAL && unit.split > 0) {
+    if (!SHARED && unit.partial == NO_PARTIAL && unit.split > 0) {
         // The halves stand apart: each group has one as its own tile.
         u32 skipped = group_of_warps() * (64 / GROUP + unit.split);
         unit.first_row += skipped;
@@ -141,13 +143,13 @@ __device__ __forceinline__ int attend_unit(const Ring& ring, int item, Unit unit
     }
     int count = unit.rows * GROUP;
     Pairs pairs;
-    load_pairs(pairs, query, unit, kv_head, pair);
+    load_pairs<SHARED>(pairs, query, unit, members, kv_head, pair);
     Running running, total;
     clear(running);
     clear(total);
     int blocks = max(0, (keys.y - keys.x + BLOCK - 1) / BLOCK);
     // Blocks beyond all rows of the four warps would change nothing.
-    int last = group_pair < count ? (int)unit.position + min(group_pair + 63, count - 1) / GROUP : -1;
+    int last = group_pair < count ? last_of<SHARED>(unit, min(group_pair + 63, count - 1)) : -1;
     int own = last < keys.x ? 0 : min(blocks, (last - keys.x) / BLOCK + 1);
     int end = item + 2 * blocks;
     if (own > 0) {
@@ -196,14 +198,14 @@ __device__ __forceinline__ int attend_unit(const Ring& ring, int item, Unit unit
         ring_wait(ring, item);
         ring_release(ring, item);
     }
-    store(total, running, unit, kv_head, pair, to);
+    store<SHARED>(total, running, unit, members, kv_head, pair, to);
     return item;
 }
 
 // Grid: as many blocks as run at a time; MANY_WARPS warps that attend, by fours, and four that fetch.
-extern "C" __global__ void __launch_bounds__((MANY_WARPS + 4) * WARP, 1)
-    attend_many(const Unit* units, u32 count, const bf16* query, const bf16* pages, const u32* tables, u32 table_width,
-                bf16* attended, float* partial_out, float2* partial_sums) {
+template <bool SHARED>
+__device__ __forceinline__ void attend_all(const Unit* units, u32 count, const Member* members, const bf16* query,
+                                           const bf16* pages, const u32* tables, u32 table_width, const Outputs& to) {
     extern __shared__ __align__(1024) bf16 shared[];
     Ring ring;
     ring.slots = shared;
@@ -220,15 +222,28 @@ extern "C" __global__ void __launch_bounds__((MANY_WARPS + 4) * WARP, 1)
     int work_end = count * KV_HEADS;
     if (group_of_warps() == MANY_WARPS / 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FETCH_REGISTERS));
-        ring_fill(ring, units, work_end, pages, tables, table_width);
+        ring_fill<SHARED>(ring, units, work_end, pages, tables, table_width);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(ATTEND_REGISTERS));
         int item = 0;
-        Outputs to = {attended, partial_out, partial_sums};
         for (int round = 0; work_of(round) < work_end; round++) {
             int work = work_of(round);
             Unit unit = units[work / KV_HEADS];
-            item = attend_unit(ring, item, unit, work % KV_HEADS, query, to);
+            item = attend_unit<SHARED>(ring, item, unit, members, work % KV_HEADS, query, to);
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__((MANY_WARPS + 4) * WARP, 1)
+    attend_many(const Unit* units, u32 count, const bf16* query, const bf16* pages, const u32* tables, u32 table_width,
+                bf16* attended, float* partial_out, float2* partial_sums) {
+    Outputs to = {attended, {partial_out, partial_sums}};
+    attend_all<false>(units, count, nullptr, query, pages, tables, table_width, to);
+}
+
+extern "C" __global__ void __launch_bounds__((MANY_WARPS + 4) * WARP, 1)
+    attend_shared(const Unit* units, u32 count, const bf16* query, const bf16* pages, const u32* tables, u32 table_width,
+                  const Member* members, float* partial_out, float2* partial_sums) {
+    Outputs to = {nullptr, {partial_out, partial_sums}};
+    attend_all<true>(units, count, members, query, pages, tables, table_width, to);
 }

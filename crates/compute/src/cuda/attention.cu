@@ -9,6 +9,10 @@
 // `attend_few` is one warp, for decoding. `attend_many` shares keys and values among the warps of a block, for tiles of
 // many pairs; it exists twice, in attend_many.cu for all devices and in attend_hopper.cu. All of them do the same
 // arithmetic in the same order, and Hopper's two ways to multiply matrices give the same bits.
+//
+// Rows of different prompts whose contexts begin with the same pages attend to these together: `attend_shared` is
+// `attend_many` (with SHARED) for tiles of such rows. It leaves what each pair has of a split, or of a split's first
+// blocks; there the row's own unit goes on.
 
 #define BLOCK 64
 #define SPLIT 1024
@@ -23,9 +27,16 @@
 
 // A tile, and one of its splits; then `partial` counts pairs of all splits before it. All of them where `partial` is
 // NO_PARTIAL. Then `split` counts the prompt's rows between the tile's two halves, which need not stand together (in
-// attend_hopper.cu alone; they do where it is 0).
+// attend_hopper.cu alone; they do where it is 0). The keys before `begin` are shared: their splits are units of others,
+// and what there is of the split that `begin` falls into stands where this unit's partials will. A shared unit has
+// members instead of rows, all of which see the keys up to `position`.
 struct Unit {
-    u32 first_row, rows, slot, position, split, partial;
+    u32 first_row, rows, slot, position, split, partial, begin;
+};
+
+// A row of a shared unit, and the partials before its own.
+struct Member {
+    u32 row, partial;
 };
 
 struct Running {
@@ -97,19 +108,29 @@ __device__ __forceinline__ void load_matrices_turned(u32 (&to)[4], const bf16* f
                  : "memory");
 }
 
-__device__ __forceinline__ void load_pairs(Pairs& pairs, const bf16* query, const Unit& unit, int kv_head, int pair) {
+// The last key that a pair of a unit sees.
+template <bool SHARED>
+__device__ __forceinline__ int last_of(const Unit& unit, int pair) {
+    return (int)unit.position + (SHARED ? 0 : pair / GROUP);
+}
+
+template <bool SHARED>
+__device__ __forceinline__ void load_pairs(Pairs& pairs, const bf16* query, const Unit& unit, const Member* members,
+                                           int kv_head, int pair) {
     int lane = threadIdx.x % WARP;
     int end = (int)unit.rows * GROUP - 1;
     const bf16* from[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int at = min(pair + lane / 4 + 8 * half, end); // a pair too many does as the last one
-        pairs.last[half] = (int)unit.position + at / GROUP;
+        pairs.last[half] = last_of<SHARED>(unit, at);
         pairs.first[half] = pairs.last[half] - WINDOW + 1;
-        from[half] = query + (u64)(unit.first_row + at / GROUP) * QUERY_WIDTH + (kv_head * GROUP + at % GROUP) * HEAD_DIM;
+        u32 row = unit.first_row + at / GROUP;
+        if (SHARED) row = members[row].row;
+        from[half] = query + (u64)row * QUERY_WIDTH + (kv_head * GROUP + at % GROUP) * HEAD_DIM;
     }
-    pairs.all_last = (int)unit.position + min(pair, end) / GROUP;
-    pairs.all_first = (int)unit.position + min(pair + 15, end) / GROUP - WINDOW + 1;
+    pairs.all_last = last_of<SHARED>(unit, min(pair, end));
+    pairs.all_first = last_of<SHARED>(unit, min(pair + 15, end)) - WINDOW + 1;
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 16; step++)
 #pragma unroll
@@ -129,23 +150,26 @@ __device__ __forceinline__ u32 page_at(const Context& context, int index) {
     return index * PAGE < context.end ? context.table[index] : 0;
 }
 
-// First key, and the key after the last, that any row of a unit sees.
+// First key, and the key after the last, that any row of a unit attends to.
+template <bool SHARED>
 __device__ __forceinline__ int2 keys_of(const Unit& unit) {
     bool whole = unit.partial == NO_PARTIAL;
     int begin = whole ? 0 : (int)unit.split * SPLIT;
-    int end = (int)(unit.position + unit.rows + (whole ? unit.split : 0));
+    int end = (int)(unit.position + (SHARED ? 1 : unit.rows + (whole ? unit.split : 0)));
     if (!whole) end = min(end, begin + SPLIT);
+    if (!SHARED) begin = max(begin, (int)unit.begin);
     if (WINDOW > 0) begin = max(begin, ((int)unit.position - WINDOW + 1) / BLOCK * BLOCK);
     return make_int2(begin, end);
 }
 
+template <bool SHARED>
 __device__ __forceinline__ Context context_of(const Unit& unit, const bf16* pages, const u32* tables, u32 table_width,
                                               int kv_head) {
     Context context;
     context.pages = pages;
     context.table = tables + (u64)unit.slot * table_width;
     context.kv_head = kv_head;
-    int2 keys = keys_of(unit);
+    int2 keys = keys_of<SHARED>(unit);
     context.begin = keys.x;
     context.end = keys.y;
     int index = context.begin / (PAGE * WARP) * WARP + threadIdx.x % WARP;
@@ -300,11 +324,42 @@ __device__ __forceinline__ void fold(Running& total, Running& running) {
     clear(running);
 }
 
+// For each pair of a split: what was added up, and of each of the four lanes the maximum with its sum.
+struct Partials {
+    float* out;
+    float2* sums;
+};
 struct Outputs {
     bf16* attended;
-    float* partial_out;
-    float2* partial_sums;
+    Partials partials;
 };
+
+// Where a pair of a unit has its partials.
+template <bool SHARED>
+__device__ __forceinline__ u64 partial_of(const Unit& unit, const Member* members, int kv_head, int pair) {
+    if (!SHARED) return (u64)unit.partial * KV_HEADS + (u64)kv_head * unit.rows * GROUP + pair;
+    u32 partial = members[unit.first_row + pair / GROUP].partial + unit.split * GROUP;
+    return (u64)partial * KV_HEADS + kv_head * GROUP + pair % GROUP;
+}
+
+// What a unit's pairs have of the split that it begins in the midst of.
+__device__ __forceinline__ void inherit(Running& running, const Unit& unit, int kv_head, const Partials& partials) {
+    int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int at = min(lane / 4 + 8 * half, (int)unit.rows * GROUP - 1);
+        u64 place = partial_of<false>(unit, nullptr, kv_head, at);
+        float2 sum = partials.sums[4 * place + lane % 4];
+        running.max[half] = sum.x;
+        running.sum[half] = sum.y;
+#pragma unroll
+        for (int tile = 0; tile < HEAD_DIM / 8; tile++) {
+            float2 out = *(const float2*)(partials.out + place * HEAD_DIM + 8 * tile + 2 * (lane % 4));
+            running.out[tile / 8][tile % 8 * 4 + 2 * half] = out.x;
+            running.out[tile / 8][tile % 8 * 4 + 2 * half + 1] = out.y;
+        }
+    }
+}
 
 // Writes what a warp has of a whole tile.
 __device__ __forceinline__ void store_whole(const Running& total, const Unit& unit, int kv_head, int pair, bf16* attended) {
@@ -324,30 +379,31 @@ __device__ __forceinline__ void store_whole(const Running& total, const Unit& un
     }
 }
 
-// Writes what a warp has of a split, for `combine`.
-__device__ __forceinline__ void store_partial(const Running& running, const Unit& unit, int kv_head, int pair,
-                                              float* partial_out, float2* partial_sums) {
+// Writes what a warp has of a split, for `combine` or whoever goes on with it.
+template <bool SHARED>
+__device__ __forceinline__ void store_partial(const Running& running, const Unit& unit, const Member* members, int kv_head,
+                                              int pair, const Partials& partials) {
     int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float sum = sum_of(running, half);
         int at = pair + lane / 4 + 8 * half;
         if (at >= (int)unit.rows * GROUP) continue;
-        u64 place = (u64)unit.partial * KV_HEADS + (u64)kv_head * unit.rows * GROUP + at;
-        if (lane % 4 == 0) partial_sums[place] = make_float2(running.max[half], sum);
+        u64 place = partial_of<SHARED>(unit, members, kv_head, at);
+        partials.sums[4 * place + lane % 4] = make_float2(running.max[half], running.sum[half]);
 #pragma unroll
         for (int tile = 0; tile < HEAD_DIM / 8; tile++) {
             const float* out = running.out[tile / 8] + tile % 8 * 4 + 2 * half;
-            *(float2*)(partial_out + place * HEAD_DIM + 8 * tile + 2 * (lane % 4)) = make_float2(out[0], out[1]);
+            *(float2*)(partials.out + place * HEAD_DIM + 8 * tile + 2 * (lane % 4)) = make_float2(out[0], out[1]);
         }
     }
 }
 
 // Ends a unit.
-__device__ __forceinline__ void store(Running& total, Running& running, const Unit& unit, int kv_head, int pair,
-                                      const Outputs& to) {
-    if (unit.partial != NO_PARTIAL) {
-        store_partial(running, unit, kv_head, pair, to.partial_out, to.partial_sums);
+template <bool SHARED>
+__device__ __forceinline__ void store(Running& total, Running& running, const Unit& unit, const Member* members, int kv_head,
+                                      int pair, const Outputs& to) {
+    if (SHARED || unit.partial != NO_PARTIAL) {
+        store_partial<SHARED>(running, unit, members, kv_head, pair, to.partials);
     } else {
         fold(total, running);
         store_whole(total, unit, kv_head, pair, to.attended);
@@ -372,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(WARP)
     extern __shared__ __align__(1024) bf16 shared[];
     Unit unit = units[blockIdx.x / KV_HEADS];
     int kv_head = blockIdx.x % KV_HEADS;
-    Context context = context_of(unit, pages, tables, table_width, kv_head);
+    Context context = context_of<false>(unit, pages, tables, table_width, kv_head);
     float* kept = (float*)(shared + FEW_SLOTS * SLOT);
     Running running, total;
     clear(running);
@@ -389,7 +445,9 @@ extern "C" __global__ void __launch_bounds__(WARP)
 #pragma unroll
     for (int slot = 0; slot < FEW_SLOTS; slot++) fetch_next(shared + slot * SLOT);
     Pairs pairs;
-    load_pairs(pairs, query, unit, kv_head, 0);
+    load_pairs<false>(pairs, query, unit, nullptr, kv_head, 0);
+    Partials partials = {partial_out, partial_sums};
+    if (unit.begin > unit.split * SPLIT) inherit(running, unit, kv_head, partials);
     bf16* slot = shared;
     auto turn = [&]() {
         __syncwarp();
@@ -416,7 +474,7 @@ extern "C" __global__ void __launch_bounds__(WARP)
         turn();
     }
     recall(total, kept);
-    store(total, running, unit, kv_head, 0, Outputs{attended, partial_out, partial_sums});
+    store<false>(total, running, unit, nullptr, kv_head, 0, Outputs{attended, partials});
 }
 
 // A tile whose splits were handled each for itself; their partials follow each other.
@@ -439,7 +497,9 @@ extern "C" __global__ void __launch_bounds__(COMBINE_WARPS* WARP)
 #pragma unroll 4
             for (u32 split = 0; split < tile.splits; split++) {
                 u64 place = ((u64)tile.partial + (u64)split * pairs) * KV_HEADS + (u64)kv_head * pairs + pair;
-                float2 part = partial_sums[place];
+                float4 low = *(const float4*)(partial_sums + 4 * place), high = *(const float4*)(partial_sums + 4 * place + 2);
+                // As `sum_of` adds them.
+                float2 part = make_float2(low.x, (low.y + low.w) + (high.y + high.w));
                 float4 here = *(const float4*)(partial_out + place * HEAD_DIM + dim);
                 float2 by = fold_weights(most, part.x);
                 most = fmaxf(most, part.x);

@@ -1,7 +1,9 @@
-//! How a step's attention is cut: tiles of rows that share a context, and units of a tile and a split.
-//! The kernels are in attention.cu.
+//! How a step's attention is cut: tiles of rows that share a context, and units of a tile and a split. Rows of different
+//! prompts are units together where their contexts begin with the same pages. The kernels are in attention.cu.
 
 use super::module::MANY_WARPS;
+use super::tables::Tables;
+use super::together::{self, Together};
 use bytemuck::{Pod, Zeroable};
 use glinthawk_flight::Row;
 
@@ -28,6 +30,16 @@ pub(super) struct Unit {
     /// Of a whole tile: the prompt's rows between its halves.
     split: u32,
     /// Pairs with partials before it.
+    partial: u32,
+    /// Positions that its row attends to together with others.
+    begin: u32,
+}
+
+/// A row that attends together with others, and the pairs with partials before its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Member {
+    row: u32,
     partial: u32,
 }
 
@@ -61,6 +73,8 @@ pub(super) struct Cut {
     pub(super) kv_heads: usize,
     /// Multiprocessors of the device.
     pub(super) processors: usize,
+    /// Whether rows may attend together to pages that they share.
+    pub(super) shares: bool,
     /// Whether the halves of a tile of many pairs may stand apart.
     pub(super) halves: bool,
     /// Pairs of row and query head for whose partials there is room.
@@ -72,6 +86,10 @@ pub(super) struct Cut {
 pub(super) struct Tiling {
     /// Units of many pairs.
     pub(super) many: Vec<Unit>,
+    /// Units of pages that rows share; their rows are members.
+    pub(super) shared: Vec<Unit>,
+    /// The rows of shared units.
+    pub(super) members: Vec<Member>,
     /// Units of at most a warp's pairs.
     pub(super) few: Vec<Unit>,
     /// Tiles whose splits are to be combined.
@@ -80,7 +98,7 @@ pub(super) struct Tiling {
 
 impl Tiling {
     /// Cuts up a step's rows, in which a prompt's stand together by position.
-    pub(super) fn of(rows: &[Row], cut: &Cut) -> Self {
+    pub(super) fn of(rows: &[Row], tables: &Tables, cut: &Cut) -> Self {
         let follows = |before: &Row, row: &Row| {
             row.slot == before.slot && row.position == before.position + 1
         };
@@ -90,22 +108,84 @@ impl Tiling {
         for tile in rows.chunk_by(follows).flat_map(|run| run.chunks(rows_max)) {
             let (rows, first) = (tile.len() as u32, tile[0]);
             let (slot, position) = (first.slot, first.position);
-            tiles.push(Unit { first_row, rows, slot, position, split: 0, partial: NO_PARTIAL });
+            let (split, partial, begin) = (0, NO_PARTIAL, 0);
+            tiles.push(Unit { first_row, rows, slot, position, split, partial, begin });
             first_row += rows;
         }
         tiles.sort_by_key(|tile| std::cmp::Reverse(tile.end()));
         let is_few = |tile: &Unit| tile.rows as usize * cut.group <= WARP_PAIRS;
-        let (few, many): (Vec<Unit>, Vec<Unit>) = tiles.into_iter().partition(is_few);
+        let (mut few, many): (Vec<Unit>, Vec<Unit>) = tiles.into_iter().partition(is_few);
         let mut tiling = Self::default();
         let mut partial = 0;
+        let own = tiling.share(&mut few, tables, cut, &mut partial);
         // With fewer blocks than these, too few bytes are under way; with more, partials cost more than they bring.
         tiling.few = tiling.split(few, cut, cut.processors * 3 / 2, &mut partial);
+        tiling.few.extend(own);
         tiling.many = tiling.split(many, cut, cut.processors / 2, &mut partial);
         // With at most one tile for each block, all wait for the longest.
         if cut.halves && tiling.many.len() * cut.kv_heads <= cut.processors {
             tiling.many = balanced(tiling.many, (MANY_PAIRS / 2 / cut.group) as u32);
         }
         tiling
+    }
+
+    /// Has rows attend together to what they share, as long as there is room. Takes them out of the tiles, and returns
+    /// the units of what is their own.
+    fn share(
+        &mut self,
+        tiles: &mut Vec<Unit>,
+        tables: &Tables,
+        cut: &Cut,
+        partial: &mut usize,
+    ) -> Vec<Unit> {
+        let mut own = Vec::new();
+        if !cut.shares {
+            return own;
+        }
+        let single: Vec<Unit> = tiles.iter().filter(|tile| tile.rows == 1).copied().collect();
+        let contexts: Vec<(u32, u32)> =
+            single.iter().map(|tile| (tile.slot, tile.position)).collect();
+        for Together { members, end } in together::find(&contexts, tables, cut.group) {
+            let (first_member, slot) = (self.members.len(), single[members[0]].slot);
+            for tile in members.into_iter().map(|member| single[member]) {
+                let (first_row, splits) = (tile.first_row, tile.splits());
+                let start = *partial as u32;
+                if *partial + cut.group * splits > cut.partials {
+                    break;
+                }
+                *partial += cut.group * splits;
+                self.members.push(Member { row: first_row, partial: start });
+                let (rows, count) = (1, splits as u32);
+                self.combined.push(Combined { first_row, rows, splits: count, partial: start });
+                own.extend((end / SPLIT..splits).map(|split| Unit {
+                    split: split as u32,
+                    partial: start + (split * cut.group) as u32,
+                    begin: end as u32,
+                    ..tile
+                }));
+            }
+            self.share_members(first_member, slot, end, cut);
+        }
+        if !own.is_empty() {
+            let mut taken: Vec<u32> = self.members.iter().map(|member| member.row).collect();
+            taken.sort_unstable();
+            tiles.retain(|tile| taken.binary_search(&tile.first_row).is_err());
+        }
+        own
+    }
+
+    /// The units of the first `end` positions, which members from the first on share; one of them is in this slot.
+    fn share_members(&mut self, first_member: usize, slot: u32, end: usize, cut: &Cut) {
+        let (rows_max, count) = (MANY_PAIRS / cut.group, self.members.len());
+        for split in 0..end.div_ceil(SPLIT) {
+            let position = ((split + 1) * SPLIT).min(end) as u32 - 1;
+            for first in (first_member..count).step_by(rows_max) {
+                let rows = rows_max.min(count - first) as u32;
+                let (first_row, split, partial, begin) = (first as u32, split as u32, 0, 0);
+                let unit = Unit { first_row, rows, slot, position, split, partial, begin };
+                self.shared.push(unit);
+            }
+        }
     }
 
     /// Splits the tiles that are longer than what each of `blocks` blocks has to do, as long as there is room.
@@ -170,7 +250,8 @@ mod tests {
     use super::*;
     use std::ops::Range;
 
-    const CUT: Cut = Cut { group: 4, kv_heads: 2, processors: 100, halves: false, partials: 1000 };
+    const CUT: Cut =
+        Cut { group: 4, kv_heads: 2, processors: 100, shares: true, halves: false, partials: 1000 };
 
     fn rows(prompts: &[(u32, Range<u32>)]) -> Vec<Row> {
         let row = |slot, position| Row { slot, position, page: 0, token: 0 };
@@ -180,10 +261,59 @@ mod tests {
             .collect()
     }
 
+    /// Tables in which these rows' slots begin with `shared` common pages.
+    fn tables(rows: &[Row], shared: u32) -> Tables {
+        let mut tables = Tables::new(100, 4096);
+        for row in rows {
+            for page in 0..256 {
+                let own = if page < shared { 0 } else { 1000 * (row.slot + 1) };
+                tables.enter(row.slot, page as usize, own + page);
+            }
+        }
+        tables
+    }
+
+    #[test]
+    fn rows_that_share_pages_are_units_together() {
+        // 40 rows share 1,100 positions, of which 1,088 are whole blocks; 12 others share nothing with them.
+        let prompts: Vec<(u32, Range<u32>)> =
+            (0..40).map(|slot| (slot, 1100 + 40 * slot..1101 + 40 * slot)).collect();
+        let others: Vec<(u32, Range<u32>)> = (40..52).map(|slot| (slot, 30..31)).collect();
+        let all = rows(&[&others[..], &prompts].concat());
+        let tiling = Tiling::of(&all, &tables(&all, 69), &Cut { partials: 10_000, ..CUT });
+        let shared: Vec<(u32, u32, u32)> =
+            tiling.shared.iter().map(|unit| (unit.rows, unit.split, unit.position)).collect();
+        assert_eq!(shared, [(32, 0, 1023), (8, 0, 1023), (32, 1, 1087), (8, 1, 1087)]);
+        let mut members: Vec<u32> = tiling.members.iter().map(|member| member.row).collect();
+        members.sort_unstable();
+        assert_eq!(members, (12..52).collect::<Vec<_>>());
+        // Each position of a row is in one unit, and every split of it has partials of its own.
+        for (row, at) in all.iter().enumerate().skip(12) {
+            let own: Vec<&Unit> =
+                tiling.few.iter().filter(|unit| unit.first_row == row as u32).collect();
+            let splits = (at.position as usize + 1).div_ceil(SPLIT);
+            assert_eq!(own.len(), splits - 1);
+            let member = tiling.members.iter().find(|member| member.row == row as u32);
+            let start = member.expect("a member").partial;
+            for unit in own {
+                assert_eq!((unit.begin, unit.partial), (1088, start + 4 * unit.split));
+            }
+        }
+        assert_eq!(tiling.few.iter().filter(|unit| unit.begin == 0).count(), 12);
+        // Without room they attend alone.
+        let tiling = Tiling::of(&all, &tables(&all, 69), &Cut { partials: 100, ..CUT });
+        let taken: usize = tiling.members.len();
+        assert!(taken < 13 && tiling.combined.len() >= taken);
+        let alone = tiling.few.iter().filter(|unit| unit.begin == 0 && unit.split == 0);
+        assert_eq!(alone.count(), 52 - taken);
+        let apart = Tiling::of(&all, &tables(&all, 69), &Cut { shares: false, ..CUT });
+        assert!(apart.shared.is_empty() && apart.members.is_empty());
+    }
+
     #[test]
     fn every_row_is_in_one_tile() {
         let rows = rows(&[(0, 5..6), (1, 0..200), (2, 1020..1030), (3, 3000..3001), (3, 7..9)]);
-        let tiling = Tiling::of(&rows, &CUT);
+        let tiling = Tiling::of(&rows, &tables(&rows, 0), &CUT);
         let mut tiles: Vec<(u32, u32)> = [&tiling.many[..], &tiling.few[..]]
             .concat()
             .iter()
@@ -202,10 +332,11 @@ mod tests {
     #[test]
     fn tiles_are_split_while_there_is_room_and_need() {
         let prompts: Vec<(u32, Range<u32>)> = (0..90).map(|slot| (slot, 2000..2001)).collect();
-        let tiling = Tiling::of(&rows(&prompts[..9]), &Cut { partials: 20, ..CUT });
+        let (few, all) = (rows(&prompts[..9]), rows(&prompts));
+        let tiling = Tiling::of(&few, &tables(&few, 0), &Cut { partials: 20, ..CUT });
         assert_eq!(tiling.combined.len(), 2, "two tiles of eight partials each");
         assert_eq!(tiling.few.len(), 9 + 2);
-        let tiling = Tiling::of(&rows(&prompts), &CUT);
+        let tiling = Tiling::of(&all, &tables(&all, 0), &CUT);
         assert_eq!(tiling.few.len(), 90, "180 blocks keep 100 processors busy");
     }
 
@@ -213,7 +344,7 @@ mod tests {
     fn halves_stand_apart_where_blocks_have_one_tile_each() {
         let rows = rows(&[(0, 600..856), (1, 100..101), (2, 4000..4064), (3, 0..40)]);
         let cut = Cut { halves: true, partials: 0, ..CUT };
-        let tiling = Tiling::of(&rows, &cut);
+        let tiling = Tiling::of(&rows, &tables(&rows, 0), &cut);
         let mut covered = Vec::new();
         for unit in [&tiling.many[..], &tiling.few[..]].concat() {
             let half = unit.rows.min(16);
@@ -233,7 +364,7 @@ mod tests {
             |slot| tiling.many.iter().filter(|unit| unit.slot == slot && unit.split > 0).count();
         // Of eight tiles one has its halves together. The third prompt's rows are as long as each other.
         assert_eq!((apart(0), apart(2), apart(3)), (7, 0, 0));
-        let crowded = Tiling::of(&rows, &Cut { processors: 20, ..cut });
+        let crowded = Tiling::of(&rows, &tables(&rows, 0), &Cut { processors: 20, ..cut });
         assert!(crowded.many.iter().all(|unit| unit.split == 0), "more tiles than blocks");
     }
 }

@@ -116,13 +116,10 @@ impl Backend for CudaBackend {
     ) -> Result<CudaContext, ComputeError> {
         let module = self.module(config)?;
         let pages = Pages::new(&self.device, &module, config, spec)?;
-        let table_pages = spec.context_max.div_ceil(PAGE);
         Ok(CudaContext {
             device: self.device.clone(),
             staged: Staged::new(&self.device, 2 * pages.words_max())?,
             pages,
-            tables: vec![NO_PAGE; spec.slots * table_pages],
-            table_pages,
             changed: Vec::new(),
             rows: Vec::new(),
         })
@@ -325,17 +322,11 @@ impl WeightKernels for CudaWeights {
     }
 }
 
-/// Marks a place in a table that nothing was bound to.
-const NO_PAGE: u32 = u32::MAX;
-
 /// Tier 2's work on a GPU.
 pub struct CudaContext {
     device: CudaDevice,
     pages: Pages,
     staged: Staged,
-    /// The tables as the device has them once `changed` is sent: (slots, pages of the longest context).
-    tables: Vec<u32>,
-    table_pages: usize,
     /// Slots and numbers of pages that were bound anew.
     changed: Vec<(u32, usize)>,
     /// Of the last batch, so that nothing is allocated for the next.
@@ -343,13 +334,9 @@ pub struct CudaContext {
 }
 
 impl CudaContext {
-    fn page(&self, slot: u32, number: usize) -> u32 {
-        self.tables[slot as usize * self.table_pages + number]
-    }
-
     /// A row that the kernels know where to store.
-    fn row(&self, slot: u32, position: u32) -> Row {
-        let page = self.page(slot, position as usize / PAGE);
+    fn row(&mut self, slot: u32, position: u32) -> Row {
+        let page = self.pages.known().page(slot, position as usize / PAGE);
         Row { slot, position, page, token: 0 }
     }
 }
@@ -358,11 +345,9 @@ impl ContextKernels for CudaContext {
     type Buffer = CudaBuffer;
 
     fn bind(&mut self, slot: u32, first: usize, pages: &[u32]) -> Result<(), ComputeError> {
-        assert!(first + pages.len() <= self.table_pages, "page {first} of slot {slot} is too far");
-        let table = &mut self.tables[slot as usize * self.table_pages..][..self.table_pages];
         for (number, &page) in (first..).zip(pages) {
             // Every layer binds what the first one did.
-            if std::mem::replace(&mut table[number], page) != page {
+            if self.pages.known().enter(slot, number, page) {
                 self.changed.push((slot, number));
             }
         }
@@ -385,13 +370,13 @@ impl ContextKernels for CudaContext {
         let bound = self.changed.len();
         self.staged.begin(self.pages.words_max() + ROW_WORDS * bound)?;
         let cuts = self.pages.stage(&batch, &mut self.staged)?;
-        let words = |&(slot, number): &(u32, usize)| {
-            [slot, (number * PAGE) as u32, self.page(slot, number), 0]
+        let known = self.pages.known();
+        let words = |(slot, number): (u32, usize)| {
+            [slot, (number * PAGE) as u32, known.page(slot, number), 0]
         };
-        let changed: Vec<u32> = self.changed.iter().flat_map(words).collect();
+        let changed: Vec<u32> = self.changed.drain(..).flat_map(words).collect();
         let changed = self.staged.place(changed)?;
         self.staged.send()?;
-        self.changed.clear();
         self.pages.bind(changed, bound)?;
         let at = |buffer: &CudaBuffer| address(&buffer.memory, &self.device);
         self.pages.append(layer, &cuts, batch.len(), at(qkv))?;

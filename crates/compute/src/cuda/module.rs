@@ -80,9 +80,10 @@ pub(super) struct Module {
     pub(super) report: Kernel,
     pub(super) keep_tokens: Kernel,
     pub(super) attend_many: Kernel,
+    pub(super) attend_shared: Kernel,
     pub(super) attend_few: Kernel,
     pub(super) combine: Kernel,
-    /// Blocks of `attend_many` at most: each of them goes on to the next unit where it is Hopper's.
+    /// Blocks of `attend_many` and `attend_shared` at most: each of them goes on to the next unit where it is Hopper's.
     pub(super) many_blocks: u32,
     /// Whether `attend_many` is Hopper's.
     pub(super) hopper: bool,
@@ -159,6 +160,7 @@ impl Module {
             .map_err(|reason| device.error("compile its kernels", reason))?;
         let code = Ptx::from_binary(code);
         let module = device.context.load_module(code).map_err(device.failed("load its kernels"))?;
+        let many_bytes = many_stages * 2 * slot_bytes + if hopper { BARRIER_BYTES } else { 0 };
         let kernel = |name, threads, shared_bytes: usize| {
             Kernel::load(device, &module, name, threads, shared_bytes as u32)
         };
@@ -177,11 +179,8 @@ impl Module {
             sample: kernel("sample", SAMPLE_THREADS, 0)?,
             report: kernel("report", SAMPLE_THREADS, 0)?,
             keep_tokens: kernel("keep_tokens", KEEP_THREADS, 0)?,
-            attend_many: kernel(
-                "attend_many",
-                many_warps as u32 * WARP,
-                many_stages * 2 * slot_bytes + if hopper { BARRIER_BYTES } else { 0 },
-            )?,
+            attend_many: kernel("attend_many", many_warps as u32 * WARP, many_bytes)?,
+            attend_shared: kernel("attend_shared", many_warps as u32 * WARP, many_bytes)?,
             attend_few: kernel(
                 "attend_few",
                 WARP,

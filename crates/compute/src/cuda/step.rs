@@ -154,6 +154,12 @@ impl CudaModel {
         self.pages.poison();
     }
 
+    /// Units of pages that rows of the last step shared.
+    #[cfg(test)]
+    pub(crate) fn shared_units(&self) -> usize {
+        self.pages.shared_units()
+    }
+
     /// Queues an embedding of rows that stand nowhere.
     #[cfg(test)]
     pub(crate) fn embed_nothing(&mut self, rows: usize) -> Result<(), ComputeError> {
@@ -188,8 +194,8 @@ impl CudaModel {
         let failed = || self.device.failed("mark a step");
         let words = self.pages.words_max() + self.picker.words(samples);
         step.staged.restart(words + size_of_val(shared) / size_of::<u32>())?;
-        let cuts = self.pages.stage(rows, &mut step.staged)?;
         let bound = self.pages.stage_bound(shared, &mut step.staged)?;
+        let cuts = self.pages.stage(rows, &mut step.staged)?;
         let picked: Vec<u32> = samples.iter().map(|sample| sample.row).collect();
         let picks = self.picker.stage(&picked, samples, &mut step.staged)?;
         step.began.record(&self.device.stream).map_err(failed())?;

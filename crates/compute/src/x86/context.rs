@@ -2,7 +2,6 @@
 //! jobs and shared among threads. What a job does is in `batch`.
 
 mod batch;
-mod families;
 mod shared;
 
 use super::attention::{self, JOB_TILES, SPLIT_PAGES, Workspace};

@@ -1,10 +1,11 @@
 //! What runs that begin with the same pages attend to together, before each of them goes on alone.
 
-use super::families::Families;
 use super::{Shape, job_tiles};
 use crate::ComputeError;
+use crate::families::Families;
 use crate::tables::BoundRow;
 use crate::x86::attention::{SPLIT_PAGES, Workspace};
+use crate::x86::pages::{BLOCK_PAGES, PAGE};
 use crate::x86::softmax::RunningSoftmax;
 use crate::x86::tiles::TILE_ROWS;
 use std::ops::Range;
@@ -62,7 +63,11 @@ impl SharedWork {
         rows: &[BoundRow<'_>],
         threads: usize,
     ) -> Result<(), ComputeError> {
-        self.families.find(runs, rows);
+        let blocks = |run: usize| {
+            let BoundRow { position, pages, .. } = rows[runs[run].start];
+            &pages[..position as usize / PAGE / BLOCK_PAGES * BLOCK_PAGES]
+        };
+        self.families.find(runs.len(), BLOCK_PAGES, 2, blocks);
         let (group, kv_heads) = (shape.group(), shape.config.kv_heads);
         let (mut first_tile, mut pages_max) = (0, 0);
         for family in &self.families.families {
