@@ -31,7 +31,7 @@
 // and what there is of the split that `begin` falls into stands where this unit's partials will. A shared unit has
 // members instead of rows, all of which see the keys up to `position`.
 struct Unit {
-    u32 first_row, rows, slot, position, split, partial, begin;
+    u32 first_row, rows, slot, position, split, partial, begin, nothing;
 };
 
 // A row of a shared unit, and the partials before its own.

@@ -33,6 +33,8 @@ pub(super) struct Unit {
     partial: u32,
     /// Positions that its row attends to together with others.
     begin: u32,
+    /// Numbers of 64 bits may follow units.
+    nothing: u32,
 }
 
 /// A row that attends together with others, and the pairs with partials before its own.
@@ -108,8 +110,8 @@ impl Tiling {
         for tile in rows.chunk_by(follows).flat_map(|run| run.chunks(rows_max)) {
             let (rows, first) = (tile.len() as u32, tile[0]);
             let (slot, position) = (first.slot, first.position);
-            let (split, partial, begin) = (0, NO_PARTIAL, 0);
-            tiles.push(Unit { first_row, rows, slot, position, split, partial, begin });
+            let place = Unit { first_row, rows, slot, position, ..Unit::zeroed() };
+            tiles.push(Unit { partial: NO_PARTIAL, ..place });
             first_row += rows;
         }
         tiles.sort_by_key(|tile| std::cmp::Reverse(tile.end()));
@@ -181,9 +183,9 @@ impl Tiling {
             let position = ((split + 1) * SPLIT).min(end) as u32 - 1;
             for first in (first_member..count).step_by(rows_max) {
                 let rows = rows_max.min(count - first) as u32;
-                let (first_row, split, partial, begin) = (first as u32, split as u32, 0, 0);
-                let unit = Unit { first_row, rows, slot, position, split, partial, begin };
-                self.shared.push(unit);
+                let (first_row, split) = (first as u32, split as u32);
+                let members = Unit { first_row, rows, slot, position, split, ..Unit::zeroed() };
+                self.shared.push(members);
             }
         }
     }
@@ -275,18 +277,18 @@ mod tests {
 
     #[test]
     fn rows_that_share_pages_are_units_together() {
-        // 40 rows share 1,100 positions, of which 1,088 are whole blocks; 12 others share nothing with them.
+        // 60 rows share 1,100 positions, of which 1,088 are whole blocks; 12 others share nothing with them.
         let prompts: Vec<(u32, Range<u32>)> =
-            (0..40).map(|slot| (slot, 1100 + 40 * slot..1101 + 40 * slot)).collect();
-        let others: Vec<(u32, Range<u32>)> = (40..52).map(|slot| (slot, 30..31)).collect();
+            (0..60).map(|slot| (slot, 1100 + 40 * slot..1101 + 40 * slot)).collect();
+        let others: Vec<(u32, Range<u32>)> = (60..72).map(|slot| (slot, 30..31)).collect();
         let all = rows(&[&others[..], &prompts].concat());
         let tiling = Tiling::of(&all, &tables(&all, 69), &Cut { partials: 10_000, ..CUT });
         let shared: Vec<(u32, u32, u32)> =
             tiling.shared.iter().map(|unit| (unit.rows, unit.split, unit.position)).collect();
-        assert_eq!(shared, [(32, 0, 1023), (8, 0, 1023), (32, 1, 1087), (8, 1, 1087)]);
+        assert_eq!(shared, [(32, 0, 1023), (28, 0, 1023), (32, 1, 1087), (28, 1, 1087)]);
         let mut members: Vec<u32> = tiling.members.iter().map(|member| member.row).collect();
         members.sort_unstable();
-        assert_eq!(members, (12..52).collect::<Vec<_>>());
+        assert_eq!(members, (12..72).collect::<Vec<_>>());
         // Each position of a row is in one unit, and every split of it has partials of its own.
         for (row, at) in all.iter().enumerate().skip(12) {
             let own: Vec<&Unit> =
@@ -305,7 +307,7 @@ mod tests {
         let taken: usize = tiling.members.len();
         assert!(taken < 13 && tiling.combined.len() >= taken);
         let alone = tiling.few.iter().filter(|unit| unit.begin == 0 && unit.split == 0);
-        assert_eq!(alone.count(), 52 - taken);
+        assert_eq!(alone.count(), 72 - taken);
         let apart = Tiling::of(&all, &tables(&all, 69), &Cut { shares: false, ..CUT });
         assert!(apart.shared.is_empty() && apart.members.is_empty());
     }

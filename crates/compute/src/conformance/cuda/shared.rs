@@ -7,7 +7,7 @@ use crate::{Threads, sample};
 use glinthawk_flight::{PAGE_POSITIONS, Row, Sample};
 use std::sync::Arc;
 
-const PROMPTS: u32 = 70;
+const PROMPTS: u32 = 100;
 /// Pages of a prompt's own, at most.
 const OWN_PAGES: u32 = 10;
 /// Pages of a common beginning, at most.
@@ -109,7 +109,7 @@ fn rows_that_share_pages_have_the_bits_they_have_alone() {
     let odd = Shape { heads: 3, kv_heads: 3, head_dim: 80, ..base.clone() };
     let large = Shape { heads: 2, kv_heads: 1, head_dim: 256, ..base.clone() };
     // Whole splits, part of one, both.
-    for common in [1024, 640, 2160, 3072] {
+    for common in [1024, 768, 2160, 3072] {
         check(&base, &device, common);
     }
     for (shape, device) in [(&eight, &device), (&odd, &device), (&large, &device), (&base, &f16)] {
