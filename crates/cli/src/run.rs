@@ -76,7 +76,9 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             "the plan was made for {devices}, not for the devices here, so its forecast does not hold"
         ));
     }
-    let expected = survey.as_ref().and_then(|survey| Expected::of(survey, prepared.standing()));
+    let expected = survey
+        .as_ref()
+        .and_then(|survey| Expected::of(survey, prepared.standing(), specification.sharing));
     let open = expected.as_ref().filter(|_| planned.is_none());
     let chosen = open.and_then(|job| outlook::chosen_shape(job, &opened, &specification));
     if let Some((batch, flights)) = chosen {

@@ -2,9 +2,13 @@
 
 mod common;
 
-use common::Case;
+use common::{Case, lines_in};
+use glinthawk_compute::Isa;
 use serde_json::Value;
 use std::fmt::Write;
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::Duration;
 
 /// 48 requests: a third begins with one long text, a third with another that parts from it half-way, and a third with
 /// neither. Some have several choices.
@@ -35,6 +39,9 @@ fn answers_are_the_same_with_and_without_sharing() {
     let case = Case::new(requests());
     let (expected, stats) = run(&case, &["--no-prefix-sharing", "--context-memory", "64MiB"]);
     assert_eq!(stats["prompt_tokens_shared"], 0);
+    let isas = Isa::available();
+    // The best is the default.
+    let isas = isas[..isas.len() - 1].iter().map(|isa| format!("--isa {}", isa.name()));
     let settings = [
         "--threads 1",
         "--threads 2",
@@ -47,10 +54,8 @@ fn answers_are_the_same_with_and_without_sharing() {
         "--tier1 2 --tier2 1",
         "--tier1 2 --tier2 1 --hybrid",
         "--tier1 1 --tier2 2 --context-memory 100KiB",
-        "--isa portable",
-        "--isa avx2",
     ];
-    for setting in settings {
+    for setting in settings.map(str::to_owned).into_iter().chain(isas) {
         let options: Vec<&str> = setting.split(' ').collect();
         let own = ["--context-type", "--isa"].contains(&options[0]);
         let without = [&options[..], &["--no-prefix-sharing"]].concat();
@@ -60,6 +65,28 @@ fn answers_are_the_same_with_and_without_sharing() {
         let shared = stats["prompt_tokens_shared"].as_u64().expect("a count");
         assert!(shared > 500, "{setting}: only {shared} tokens were shared");
     }
+}
+
+#[test]
+fn a_killed_job_goes_on_with_the_same_answers() {
+    const SLOW: [&str; 6] = ["--isa", "portable", "--threads", "1", "--batch", "4"];
+    let case = Case::new(requests());
+    let (expected, _) = run(&case, &[&SLOW[..], &["--no-prefix-sharing"]].concat());
+    std::fs::remove_file(case.output()).expect("there is an output");
+    let options = [&SLOW[..], &["--max-context", "192"]].concat();
+    for lines in [8, 24] {
+        let mut command = case.command(&options);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let mut child = child.expect("the binary starts");
+        while lines_in(&case.output()) < lines {
+            assert!(child.try_wait().expect("it can be asked").is_none(), "it has 48 lines to do");
+            sleep(Duration::from_millis(1));
+        }
+        child.kill().expect("it is ours");
+        child.wait().expect("it was killed");
+    }
+    case.run(&options).expect(0);
+    assert!(case.results() == expected, "other answers than without sharing");
 }
 
 #[test]

@@ -14,6 +14,7 @@
 //! and results found in the output; some 36 MB each for a million lines.
 #![forbid(unsafe_code)]
 
+mod beginnings;
 mod choice;
 mod collision;
 mod digest;
@@ -45,6 +46,7 @@ mod stop;
 mod survey;
 mod unmatched;
 
+pub use beginnings::Beginning;
 pub use collision::refuse_collisions;
 pub use earlier::{Earlier, JobStanding};
 pub use error::JobError;

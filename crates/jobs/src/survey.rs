@@ -1,6 +1,7 @@
-//! A survey of an input before its job: how many lines it has, and how long some of them are. Reads
+//! A survey of an input before its job: how many lines it has, how long some of them are, and what they have in common. Reads
 //! the lines as the job will: same limits, same chat template, same refusals.
 
+use crate::beginnings::{Beginning, Beginnings};
 use crate::error::JobError;
 use crate::input::OpenInput;
 use crate::named::Namer;
@@ -31,6 +32,8 @@ pub struct RequestLength {
     pub output_tokens: u32,
     /// Completions of the request (`n`): as many prompts for the engine.
     pub choices: u32,
+    /// What its prompt begins with and those of other requests do too.
+    pub beginning: Beginning,
 }
 
 impl OpenInput {
@@ -44,6 +47,7 @@ impl OpenInput {
         let Some(bytes) = self.bytes() else { return Ok(None) };
         let mut namer = Namer::new(model);
         let mut survey = Survey { lines: 0, lines_read: 0, lengths: Vec::new() };
+        let mut beginnings = Beginnings::default();
         let whole = loop {
             if survey.lines_read == lines_max
                 || (lines_max < u64::MAX && self.lines.position_bytes >= SAMPLE_BYTES_MAX)
@@ -57,9 +61,13 @@ impl OpenInput {
                     prompt_tokens: request.tokens.len() as u32,
                     output_tokens: request.output_tokens(OUTPUT_TOKENS_ASSUMED),
                     choices: request.choices,
+                    beginning: beginnings.add(&request.tokens),
                 });
             }
         };
+        for (length, beginning) in survey.lengths.iter_mut().zip(beginnings.of_the_first()) {
+            length.beginning = beginning;
+        }
         survey.lines = match whole {
             true => survey.lines_read,
             false => scaled(survey.lines_read, bytes, self.lines.position_bytes),

@@ -4,7 +4,8 @@ mod common;
 
 use common::Case;
 use glinthawk_jobs::{
-    Earlier, JobOptions, OUTPUT_TOKENS_ASSUMED, Output, PreparedJob, RequestLength, Survey,
+    Beginning, Earlier, JobOptions, OUTPUT_TOKENS_ASSUMED, Output, PreparedJob, RequestLength,
+    Survey,
 };
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ fn check(input: &str, lines: u64, lengths: &[(u32, u32, u32)]) {
         prompt_tokens,
         output_tokens,
         choices,
+        beginning: Beginning::default(),
     };
     assert_eq!((surveyed.lines, surveyed.lines_read), (lines, lines), "{input}");
     assert_eq!(surveyed.lengths, lengths.iter().map(length).collect::<Vec<_>>(), "{input}");
@@ -55,9 +57,22 @@ fn a_chat_is_as_long_as_its_template_makes_it() {
     let mut case = Case::new(chat);
     case.model.context_max = 10_000;
     let rendered = "<user>hi<assistant>".len() as u32;
-    let expected =
-        RequestLength { prompt_tokens: rendered, output_tokens: OUTPUT_TOKENS_ASSUMED, choices: 1 };
+    let expected = RequestLength {
+        prompt_tokens: rendered,
+        output_tokens: OUTPUT_TOKENS_ASSUMED,
+        choices: 1,
+        beginning: Beginning::default(),
+    };
     assert_eq!(survey(&case, u64::MAX).lengths, [expected]);
+}
+
+#[test]
+fn what_prompts_have_in_common_is_seen() {
+    let line = |end: &str| format!("{{\"prompt\":\"{}{end}\"}}\n", "0123456789abcdef".repeat(2));
+    let surveyed =
+        survey(&Case::new(line("one") + &line("two") + "{\"prompt\":\"other\"}"), u64::MAX);
+    let tokens: Vec<u32> = surveyed.lengths.iter().map(|length| length.beginning.tokens).collect();
+    assert_eq!(tokens, [32, 32, 0]);
 }
 
 #[test]

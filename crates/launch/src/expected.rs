@@ -2,8 +2,8 @@
 
 use crate::fixed_job::FixedJob;
 use glinthawk_cluster::Crowd;
-use glinthawk_jobs::{JobStanding, Survey};
-use glinthawk_plan::{Deployment, Forecast, Length, Workload, forecast};
+use glinthawk_jobs::{Beginning, JobStanding, Survey};
+use glinthawk_plan::{Common, Deployment, Forecast, Length, Workload, forecast};
 
 /// Lines that are read to learn how long prompts are.
 pub const LINES_SURVEYED: u64 = 2000;
@@ -20,8 +20,8 @@ pub struct Expected {
 
 impl Expected {
     /// From a survey of the job's input, and how much of it is done already; `None` where no line
-    /// of it is left that can be run.
-    pub fn of(survey: &Survey, standing: Option<JobStanding>) -> Option<Self> {
+    /// of it is left that can be run. `sharing`: what prompts have in common is computed once.
+    pub fn of(survey: &Survey, standing: Option<JobStanding>, sharing: bool) -> Option<Self> {
         let lengths = lengths(survey);
         // The lines that are left are taken to be like those that were read.
         let left = standing.map_or(survey.lines, |standing| standing.lines - standing.done);
@@ -30,7 +30,9 @@ impl Expected {
         if prompts == 0 {
             return None;
         }
-        Some(Self { workload: Workload::new("input", lengths).ok()?, prompts })
+        let workload = Workload::new("input", lengths).ok()?;
+        let workload = if sharing { workload } else { workload.unshared() };
+        Some(Self { workload, prompts })
     }
 
     /// Prompts that are all alike. `None` if they share a prefix: what that saves is not forecast.
@@ -70,6 +72,7 @@ impl Expected {
         let scale = self.prompts as f64 / prompts as f64;
         forecast.seconds *= scale;
         forecast.tokens *= scale;
+        forecast.tokens_shared *= scale;
         forecast
     }
 }
@@ -78,7 +81,11 @@ impl Expected {
 pub fn lengths(survey: &Survey) -> Vec<Length> {
     let prompts = survey.lengths.iter().flat_map(|request| {
         let (prompt, output) = (request.prompt_tokens as usize, request.output_tokens as usize);
-        std::iter::repeat_n(Length { prompt, output }, request.choices as usize)
+        let Beginning { tokens, text } = request.beginning;
+        (0..request.choices).map(move |choice| {
+            let common = Common { tokens: tokens as usize, text, again: choice > 0 };
+            Length { prompt, output, common }
+        })
     });
     prompts.collect()
 }

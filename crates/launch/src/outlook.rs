@@ -15,6 +15,8 @@ pub struct Outlook {
     pub seconds: f64,
     /// Prompt and generated tokens per second.
     pub tokens_per_second: f64,
+    /// Prompt tokens that are not computed, because another prompt begins with them, where a profile says so.
+    pub prompt_tokens_shared: Option<u64>,
     /// Dollars, where the plan knows the rent.
     pub usd: Option<f64>,
 }
@@ -28,14 +30,19 @@ impl Outlook {
         planned: Option<&Planned>,
     ) -> Option<Self> {
         let tokens = expected.tokens();
-        let (source, seconds) = match (resolved.deployment(opened), planned) {
+        let (source, seconds, shared) = match (resolved.deployment(opened), planned) {
             (Some(deployment), _) => {
-                ("a profile of this machine", expected.forecast(&deployment).seconds)
+                let forecast = expected.forecast(&deployment);
+                let shared = forecast.tokens_shared.round() as u64;
+                ("a profile of this machine", forecast.seconds, Some(shared))
             }
-            (None, Some(planned)) => ("the plan", tokens / planned.plan.forecast.tokens_per_second),
+            (None, Some(planned)) => {
+                ("the plan", tokens / planned.plan.forecast.tokens_per_second, None)
+            }
             (None, None) => return None,
         };
         let usd = planned.and_then(Planned::usd_per_second).map(|rate| rate * seconds);
-        Some(Self { source, seconds, tokens_per_second: tokens / seconds, usd })
+        let (tokens_per_second, prompt_tokens_shared) = (tokens / seconds, shared);
+        Some(Self { source, seconds, tokens_per_second, prompt_tokens_shared, usd })
     }
 }

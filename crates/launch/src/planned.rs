@@ -158,8 +158,7 @@ mod tests {
         let all = workload.lengths();
         let longest = all.iter().max_by_key(|length| length.prompt).expect("there are prompts");
         let some = all.iter().step_by(all.len() / 40).chain([longest]);
-        let short =
-            some.map(|&Length { prompt, output }| Length { prompt, output: output.min(30) });
+        let short = some.map(|length| Length { output: length.output.min(30), ..*length });
         Workload::new(&workload.name, short.collect()).expect("valid")
     }
 

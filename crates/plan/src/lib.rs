@@ -59,4 +59,4 @@ pub use search::{Effort, Found, best_at, search};
 pub use shape::Shape;
 pub use space::{PlannedJob, Settings, Site, Space};
 pub use trace::Trace;
-pub use workload::{Clipped, Held, Length, Mixture, Workload};
+pub use workload::{Clipped, Common, Held, Length, Mixture, Workload};

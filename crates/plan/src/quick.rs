@@ -15,7 +15,8 @@ const EVENTS_PER_VISIT: f64 = 5.0;
 /// A job in chunks on a space.
 pub(crate) struct Quick<'a> {
     space: &'a Space,
-    workload: &'a Workload,
+    /// What is certainly computed of it.
+    workload: Workload,
     chunk: usize,
     /// Seconds of one layer's attention of the whole job on Tier 1, then on each kind of Tier-2 node; zero where
     /// nothing certain is known.
@@ -28,10 +29,11 @@ pub(crate) fn lanes(candidate: &Candidate) -> usize {
 }
 
 impl<'a> Quick<'a> {
-    pub fn new(space: &'a Space, workload: &'a Workload, chunk: usize) -> Self {
+    pub fn new(space: &'a Space, workload: &Workload, chunk: usize) -> Self {
+        let workload = workload.computed();
         let pools = std::iter::once(&space.cluster.tier1).chain(&space.cluster.tier2);
         let attention_seconds =
-            pools.map(|pool| attention_seconds_least(&pool.kernels, workload, chunk)).collect();
+            pools.map(|pool| attention_seconds_least(&pool.kernels, &workload, chunk)).collect();
         Self { space, workload, chunk, attention_seconds }
     }
 
@@ -244,7 +246,7 @@ mod tests {
 
     #[test]
     fn steps_are_counted_as_prompts_take_them() {
-        let length = |prompt, output| Length { prompt, output };
+        let length = |prompt, output| Length { prompt, output, ..Length::default() };
         for (lengths, chunk, seats, rows_max, steps, rows) in [
             // One prompt: its chunks, then a row for every further token.
             (vec![length(10, 3)], 4, 1, 8, 5, 12),

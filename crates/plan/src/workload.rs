@@ -11,12 +11,25 @@ const PAGE_POSITIONS: f64 = glinthawk_protocol::PAGE_POSITIONS as f64;
 const LENGTH_MAX: usize = 100_000_000;
 
 /// One prompt's lengths in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Length {
     /// Input tokens, at least 1.
     pub prompt: usize,
     /// Generated tokens, at least 1.
     pub output: usize,
+    /// What the input has in common with others'.
+    pub common: Common,
+}
+
+/// What a prompt has in common with others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Common {
+    /// Tokens that it begins with and others do too.
+    pub tokens: usize,
+    /// Names them.
+    pub text: u64,
+    /// Whether it is the prompt before it once more: another choice of one request.
+    pub again: bool,
 }
 
 impl Length {
@@ -140,7 +153,8 @@ impl Workload {
 
     /// `count` prompts of the same lengths.
     pub fn uniform(prompt: usize, output: usize, count: usize) -> Result<Self, PlanError> {
-        Self::new(&format!("{count} x {prompt}+{output}"), vec![Length { prompt, output }; count])
+        let length = Length { prompt, output, ..Length::default() };
+        Self::new(&format!("{count} x {prompt}+{output}"), vec![length; count])
     }
 
     /// Reads a CSV of `prompt_tokens,output_tokens`.
@@ -182,7 +196,7 @@ impl Workload {
             };
             // Traces hold requests without an answer; a prompt that generates nothing still takes one step.
             let (prompt, output) = (next("prompt_tokens")?.max(1), next("output_tokens")?.max(1));
-            lengths.push(Length { prompt, output });
+            lengths.push(Length { prompt, output, ..Length::default() });
         }
         if lengths.is_empty() {
             return Err(line_error(path, 2, "prompt_tokens", "the file has no prompts"));
@@ -194,19 +208,37 @@ impl Workload {
     pub fn within(&self, context_max: usize) -> Result<(Self, Clipped), PlanError> {
         let mut clipped = Clipped::default();
         let mut lengths = Vec::with_capacity(self.lengths.len());
-        for &Length { prompt, output } in &self.lengths {
+        for &length in &self.lengths {
+            let Length { prompt, output, .. } = length;
             let Some(room) = context_max.checked_sub(prompt).filter(|room| *room > 0) else {
                 clipped.refused += 1;
                 continue;
             };
             clipped.shortened += usize::from(output > room);
-            lengths.push(Length { prompt, output: output.min(room) });
+            lengths.push(Length { output: output.min(room), ..length });
         }
         if lengths.is_empty() {
             let problem = format!("every prompt is longer than the model's {context_max} tokens");
             return Err(PlanError::field(&self.name, "prompt_tokens", problem));
         }
         Ok((Self::new(&self.name, lengths)?, clipped))
+    }
+
+    /// The workload with only what each prompt computes for itself: no job of it takes longer than the whole.
+    pub(crate) fn computed(&self) -> Self {
+        let own = |length: &Length| {
+            let Length { prompt, output, common } = *length;
+            let prompt = if common.again { 1 } else { prompt - common.tokens.min(prompt - 1) };
+            Length { prompt, output, ..Length::default() }
+        };
+        let lengths = self.lengths.iter().map(own).collect();
+        Self::new(&self.name, lengths).expect("lengths that were valid")
+    }
+
+    /// The workload as if its prompts had nothing in common.
+    pub fn unshared(&self) -> Self {
+        let alone = |length: &Length| Length { common: Common::default(), ..*length };
+        Self { lengths: self.lengths.iter().map(alone).collect(), ..self.clone() }
     }
 
     /// How rows attend on average when input goes in chunks.
@@ -319,8 +351,8 @@ mod tests {
 
     #[test]
     fn drawn_contexts_average_to_the_mean() {
-        let lengths = vec![Length { prompt: 10, output: 5 }, Length { prompt: 200, output: 100 }];
-        let workload = Workload::new("test", lengths).expect("valid");
+        let length = |prompt, output| Length { prompt, output, ..Length::default() };
+        let workload = Workload::new("test", vec![length(10, 5), length(200, 100)]).expect("valid");
         let mut random = Random::new(7);
         let mean = (0..20_000).map(|_| workload.draw_context(&mut random)).sum::<f64>() / 20_000.0;
         assert!(
@@ -342,7 +374,8 @@ mod tests {
     #[test]
     fn lengths_beyond_the_context_are_cut_as_run_cuts_them() {
         let lengths = [(10, 900_000), (4096, 5), (4095, 5), (20, 30)];
-        let lengths = lengths.map(|(prompt, output)| Length { prompt, output }).to_vec();
+        let length = |(prompt, output)| Length { prompt, output, ..Length::default() };
+        let lengths = lengths.map(length).to_vec();
         let workload = Workload::new("w", lengths).expect("valid");
         let (within, clipped) = workload.within(4096).expect("some fit");
         let outputs: Vec<usize> = within.lengths().iter().map(|length| length.output).collect();

@@ -42,7 +42,7 @@ fn small(seed: u64) -> (Space, Workload) {
     );
     let cluster = Cluster::parse("test", &text, Path::new("."), &shape).expect("a valid cluster");
     let lengths = (0..between(6, 16))
-        .map(|_| Length { prompt: between(1, 60), output: between(1, 12) })
+        .map(|_| Length { prompt: between(1, 60), output: between(1, 12), ..Length::default() })
         .collect();
     let workload = Workload::new("random", lengths).expect("valid");
     let settings = Settings { batch_max: 256, ..Settings::default() };

@@ -89,8 +89,8 @@ impl Deployment {
         if self.whole_flights { Merge::WholeFlights } else { Merge::Ready }
     }
 
-    /// What the dispatcher needs.
-    pub(super) fn dispatcher(&self) -> DispatcherConfig {
+    /// What the dispatcher needs; prompts that begin alike may share pages.
+    pub(super) fn dispatcher(&self, sharing: bool) -> DispatcherConfig {
         let mut lane_pages = vec![self.lane_pages; self.lanes()];
         if let Some(own) = self.own_lane {
             lane_pages[0] = own.pages;
@@ -114,13 +114,12 @@ impl Deployment {
             oversubscription: OVERSUBSCRIPTION,
             merge: self.merge(),
             run_ahead: false,
-            // What prompts have in common is not known here.
-            sharing: false,
+            sharing,
         }
     }
 
     fn lane_shapes(&self) -> Vec<LaneShape> {
-        let dispatcher = self.dispatcher();
+        let dispatcher = self.dispatcher(false);
         (0..self.lanes() as u32).map(|lane| dispatcher.lane_shape(lane)).collect()
     }
 

@@ -12,6 +12,8 @@ pub struct Forecast {
     pub seconds: f64,
     /// Prompt and generated tokens.
     pub tokens: f64,
+    /// Prompt tokens of those that are not computed, because another prompt begins with them.
+    pub tokens_shared: f64,
     /// Fraction of the job that was simulated; the rest follows at its pace.
     pub share_simulated: f64,
     /// Steps of shards that were simulated.
@@ -87,6 +89,10 @@ impl Forecast {
             writeln!(text, "{name:<22}{value}").expect("writing to a string does not fail");
         };
         say("the job", format!("{:.2} s, {:.1} tokens/s", self.seconds, self.tokens_per_second()));
+        if self.tokens_shared > 0.0 {
+            let share = 100.0 * self.tokens_shared / self.tokens;
+            say("  shared", format!("{:.0} tokens, {share:.0}% of all", self.tokens_shared));
+        }
         if self.layers_as_one > 1 {
             let layers = self.layers_as_one;
             say(

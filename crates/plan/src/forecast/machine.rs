@@ -1,5 +1,6 @@
 //! The transport and the clock of a forecast: the real dispatcher and nodes over forecast kernels, links and cores.
 
+mod alike;
 mod parcels;
 mod work;
 
@@ -12,6 +13,7 @@ use crate::profile::Overheads;
 use crate::random::Random;
 use crate::trace::Trace;
 use crate::workload::Length;
+use alike::Alike;
 use glinthawk_protocol::{
     Dispatcher, DispatcherAction, DispatcherEvent, Launch, NodeAddress, Parcel, Prompt, ShardId,
     Started,
@@ -87,6 +89,7 @@ pub(super) struct Machine<'a> {
     processes: Vec<Process>,
     dispatcher: Dispatcher,
     lengths: std::slice::Iter<'a, Length>,
+    alike: Alike,
     /// Layers that one simulated layer of each slice stands for.
     grains: Vec<f64>,
     /// (flight, lane), row-major
@@ -119,6 +122,7 @@ impl<'a> Machine<'a> {
             work: None,
             called: false,
         };
+        let alike = Alike::new(lengths);
         Self {
             deployment,
             apart: deployment.place == Place::OwnMachines
@@ -131,8 +135,9 @@ impl<'a> Machine<'a> {
             network: Network::new(slices, lanes),
             cores: vec![Core::new(processes); cores],
             processes: hosted.into_iter().enumerate().map(process).collect(),
-            dispatcher: Dispatcher::new(deployment.dispatcher()),
+            dispatcher: Dispatcher::new(deployment.dispatcher(alike.any)),
             lengths: lengths.iter(),
+            alike,
             grains: deployment
                 .slices
                 .iter()
@@ -181,7 +186,8 @@ impl<'a> Machine<'a> {
             }
         }
         let stats = self.dispatcher.stats();
-        self.forecast.rows_done = stats.rows_computed - stats.rows_recomputed;
+        self.forecast.rows_done = stats.rows_computed - stats.rows_recomputed + stats.shared;
+        self.forecast.tokens_shared = stats.shared as f64;
         self.forecast.preemptions = stats.preemptions;
         self.forecast.seconds = self.now_seconds;
         self.forecast.events = handled;
@@ -262,7 +268,10 @@ impl<'a> Machine<'a> {
         let shard = self.shard(parcel.step().shard);
         match &mut parcel {
             // Its page tables are not needed, and entering every row on every layer would take most of the time.
-            Parcel::Attend(attend, ()) => (shard.ready_seconds[1], attend.rows) = (now, Vec::new()),
+            Parcel::Attend(attend, ()) => {
+                shard.ready_seconds[1] = now;
+                (attend.rows, attend.shared) = (Vec::new(), Vec::new());
+            }
             _ => shard.ready_seconds[0] = now,
         }
         if let Parcel::Home(home) = parcel {
@@ -282,7 +291,7 @@ impl<'a> Machine<'a> {
     fn feed(&mut self) {
         while self.dispatcher.wants_prompts() {
             let Some(length) = self.lengths.next() else { break };
-            let (tokens, tokens_max) = (vec![0; length.prompt], length.output as u32);
+            let (tokens, tokens_max) = (self.alike.tokens(length), length.output as u32);
             let prompt = Prompt { tokens, tokens_max, ..Prompt::default() };
             // A prompt that is too long gets an error line and takes no time.
             _ = self.dispatcher.submit(prompt, self.now_ns());
@@ -299,6 +308,7 @@ impl<'a> Machine<'a> {
         self.dispatcher.fill(&mut actions);
         for action in actions {
             if let DispatcherAction::Launch(launch) = action {
+                self.alike.note(&launch);
                 let (attention_seconds, launched_seconds) =
                     (self.attention_seconds(&launch), Some(self.now_seconds));
                 let shard = self.shard(launch.step.shard);
@@ -313,21 +323,11 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Seconds of one layer's attention: rows of one prompt stand together.
+    /// Seconds of one layer's attention.
     fn attention_seconds(&self, launch: &Launch) -> f64 {
         let local = self.deployment.local_lane && launch.step.shard.lane == 0;
         let kernels = if local { &self.deployment.tier1 } else { &self.deployment.tier2_kernels };
-        let (mut decoding, mut positions, mut seconds) = (0, 0.0, 0.0);
-        for rows in launch.rows.chunk_by(|one, other| one.slot == other.slot) {
-            let context = f64::from(rows[rows.len() - 1].position + 1);
-            if rows.len() == 1 {
-                (decoding, positions) = (decoding + 1, positions + context);
-            } else {
-                seconds += kernels.prefill_seconds(rows.len(), context);
-            }
-        }
-        seconds +=
-            kernels.attention_seconds(decoding, positions / f64::from(decoding.max(1) as u32));
-        self.deployment.crowding[usize::from(!local)] * seconds
+        let crowding = self.deployment.crowding[usize::from(!local)];
+        crowding * self.alike.attention_seconds(launch, kernels)
     }
 }

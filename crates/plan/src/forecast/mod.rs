@@ -87,6 +87,8 @@ fn forecast_with(
             let pace = (long.seconds - short.seconds) / (long_rows - short_rows);
             long.seconds += pace * (workload.rows() - long_rows);
             long.share_simulated = long_rows / workload.rows();
+            let shared = (long.tokens_shared - short.tokens_shared) / (long_rows - short_rows);
+            long.tokens_shared += shared * (workload.rows() - long_rows);
             long.tokens = tokens;
             return long;
         }
@@ -97,6 +99,7 @@ fn forecast_with(
     forecast.share_simulated = (forecast.rows_done as f64 / rows).min(1.0);
     if forecast.share_simulated > 0.0 {
         forecast.seconds /= forecast.share_simulated;
+        forecast.tokens_shared /= forecast.share_simulated;
     }
     forecast.tokens = tokens;
     forecast
@@ -118,6 +121,7 @@ fn side_by_side(
     let (times, count) = (strands as f64, strands as u64);
     Forecast {
         tokens: workload.rows() + lengths.len() as f64,
+        tokens_shared: times * strand.tokens_shared,
         steps: count * strand.steps,
         step_seconds: times * strand.step_seconds,
         tier1_shard_seconds: times * strand.tier1_shard_seconds,
@@ -146,6 +150,7 @@ mod tests {
     use crate::profile::tests::linear;
     use crate::profile::{Point, Profile};
     use crate::shape::Shape;
+    use crate::workload::Common;
     use std::sync::Arc;
 
     fn deployment(tier2: usize, place: Place) -> Deployment {
@@ -176,6 +181,10 @@ mod tests {
             hop: NetworkLink { rtt_seconds: 0.0, bandwidth: f64::INFINITY },
             place,
         }
+    }
+
+    fn length(prompt: usize, output: usize) -> Length {
+        Length { prompt, output, ..Length::default() }
     }
 
     fn seconds(deployment: &Deployment, prompts: usize, prompt: usize, output: usize) -> f64 {
@@ -259,8 +268,7 @@ mod tests {
 
     #[test]
     fn one_layer_may_stand_for_several() {
-        let lengths =
-            (0..400).map(|index| Length { prompt: 20 + index % 90, output: 10 + index % 70 });
+        let lengths = (0..400).map(|index| length(20 + index % 90, 10 + index % 70));
         let workload = Workload::new("mixed", lengths.collect()).expect("valid");
         let base = deployment(3, Place::OwnMachines);
         let shape = Shape { layers: 24, ..base.shape.clone() };
@@ -321,6 +329,26 @@ mod tests {
     }
 
     #[test]
+    fn what_prompts_have_in_common_is_computed_once() {
+        let deployment = deployment(0, Place::OneProcess);
+        let job = |common: Common| {
+            let lengths = (0..40).map(|_| Length { common, ..length(400, 4) });
+            let workload = Workload::new("alike", lengths.collect()).expect("valid");
+            forecast(&deployment, &workload, None)
+        };
+        let apart = job(Common::default());
+        assert_eq!(apart.tokens_shared, 0.0);
+        // All but one find 368 tokens, or whole pages before the last token of the same prompt.
+        let alike = job(Common { tokens: 368, text: 7, again: false });
+        assert_eq!((alike.tokens_shared, alike.tokens), (39.0 * 368.0, apart.tokens));
+        let again = job(Common { tokens: 0, text: 0, again: true });
+        assert_eq!(again.tokens_shared, 39.0 * 384.0);
+        assert!(alike.seconds < 0.4 * apart.seconds, "{} {}", alike.seconds, apart.seconds);
+        assert!(again.seconds < alike.seconds, "{} {}", again.seconds, alike.seconds);
+        assert_eq!(alike.share_simulated, 1.0);
+    }
+
+    #[test]
     fn strands_that_share_a_core_attend_later() {
         let roomy = deployment(1, Place::OwnMachines);
         let crowded = Deployment { crowding: [1.0, 3.0], ..roomy.clone() };
@@ -340,7 +368,7 @@ mod tests {
         let workload = Workload::uniform(10, 20, 40).expect("valid");
         let together = forecast(&two, &workload, None);
         assert_eq!(together.tokens, 40.0 * 30.0);
-        let alternating = [Length { prompt: 10, output: 5 }, Length { prompt: 10, output: 60 }];
+        let alternating = [length(10, 5), length(10, 60)];
         let halves = Workload::new("halves", alternating.repeat(10)).expect("valid");
         let all = Workload::new("all", alternating.repeat(20)).expect("valid");
         let half = forecast(&one, &halves, None).seconds;
