@@ -95,10 +95,13 @@ mod tests {
     #[test]
     fn prompts_begin_with_what_saves_them_most() {
         // Whole pages, and never all of a prompt.
-        let alike = [prompt(&[0..40, 50..60]), prompt(&[0..40, 70..80]), prompt(&[0..48])];
+        let alike = [prompt(&[0..40, 50..60]), prompt(&[0..40, 70..80]), prompt(&[0..20, 20..48])];
         assert_eq!(tokens_in_common(&alike), [32, 32, 32]);
-        assert_eq!(tokens_in_common(&[prompt(&[0..32]), prompt(&[0..32])]), [16, 16]);
-        assert_eq!(tokens_in_common(&[prompt(&[0..40]), prompt(&[1..41]), vec![]]), [0, 0, 0]);
+        assert_eq!(tokens_in_common(&[prompt(&[0..8, 8..32]), prompt(&[0..8, 8..32])]), [16, 16]);
+        assert_eq!(
+            tokens_in_common(&[prompt(&[0..8, 8..40]), prompt(&[1..8, 8..41]), vec![]]),
+            [0, 0, 0]
+        );
         // Two of many that begin alike go on alike for a little, or for long.
         let twins = |more: u32| {
             let mut all: Vec<_> =
