@@ -136,6 +136,13 @@ pub struct ClusterArgs {
     /// Number of workers to wait for; --tier1 and --tier2 say what they become
     #[arg(long, value_name = "N", requires = "listen", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub workers: Option<u32>,
+    /// Number of further workers to wait for: each takes the place of a worker that is lost
+    #[arg(long, value_name = "N", requires = "listen", default_value_t = 0, hide_default_value = true, value_parser = clap::value_parser!(u32).range(0..=4096))]
+    pub spares: u32,
+    /// How long to wait for another worker in the place of a lost Tier-1 node, such as 5s, before its prompts are
+    /// computed elsewhere or the job stops [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    pub replace_within: Option<Duration>,
     #[command(flatten)]
     pub security: SecurityArgs,
     /// What Tier 1 computes: what is `ready`, whole flights first, or only whole `flights` (to see
@@ -499,6 +506,8 @@ impl RunArgs {
                 hybrid: cluster.hybrid,
                 listen: cluster.listen.clone(),
                 workers: cluster.workers,
+                spares: cluster.spares,
+                replace_within: cluster.replace_within,
                 secret_file: cluster.security.secret_file.clone(),
                 insecure: cluster.security.insecure,
                 devices: self.engine.listed_devices(),

@@ -3,6 +3,7 @@
 use crate::args::WorkerArgs;
 use crate::progress::{say, with_bars};
 use crate::units;
+use anyhow::Context;
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
     ClusterError, NodeReport, Role, Traffic, WorkerNews, WorkerOptions, keep_to_cores, work,
@@ -12,6 +13,8 @@ use glinthawk_launch::{cluster_secret, encryption, free_memory_bytes, isa, threa
 use glinthawk_model::{Model, Source};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Pause between a failed job and the next: what was wrong may stay wrong for a while.
@@ -45,9 +48,12 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
         },
         gpu,
         patient: args.stay,
+        has_role: Arc::default(),
+        leaving: Arc::default(),
         // For local processes, which have a place, `run` says what there is to know.
         news: if args.place.is_some() { |_| () } else { tell },
     };
+    leave_when_asked(&options)?;
     if !args.stay {
         work_apart(&options)?;
         return Ok(ExitCode::SUCCESS);
@@ -55,6 +61,7 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
     let mut last_error = String::new();
     loop {
         match work_apart(&options) {
+            Ok(()) if options.leaving.load(Ordering::Relaxed) => return Ok(ExitCode::SUCCESS),
             Ok(()) => last_error.clear(),
             Err(error) => {
                 // A worker that stays does not fail when its dispatcher leaves.
@@ -70,6 +77,18 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
             }
         }
     }
+}
+
+/// A worker that is asked to end (Ctrl-C, SIGTERM) leaves its role in order; asked again, or without a role, it ends.
+fn leave_when_asked(options: &WorkerOptions) -> anyhow::Result<()> {
+    let (has_role, leaving) = (Arc::clone(&options.has_role), Arc::clone(&options.leaving));
+    ctrlc::set_handler(move || {
+        let is_first = !leaving.swap(true, Ordering::Relaxed);
+        if !is_first || !has_role.load(Ordering::Relaxed) {
+            std::process::exit(i32::from(!is_first));
+        }
+    })
+    .context("cannot watch for Ctrl-C")
 }
 
 /// Works on a thread of its own: it is pinned to cores, and the next job must not inherit that.
@@ -90,6 +109,7 @@ fn tell(news: WorkerNews<'_>) {
             say(format_args!("{} for contexts", units::bytes(bytes)));
         }
         WorkerNews::Ready => say("ready"),
+        WorkerNews::Leaving => say("leaving, when nothing here is needed any more"),
         WorkerNews::Done(report, time) => say(format_args!("done: {}", done(report, time))),
     }
 }

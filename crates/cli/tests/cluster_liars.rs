@@ -91,7 +91,7 @@ fn a_lie_costs_a_tier2_node_its_place() {
             liar.send(liar.peer, Message::control(vec![255; 40], Buffer::default()));
         }),
         ("control that it may not send", |liar, _, _, _| {
-            liar.say(&Control::LaneLied(0, "it did not".to_owned()));
+            liar.say(&Control::Leave);
         }),
         ("control that it may not send", |liar, _, _, _| {
             liar.say(&Control::Reported(Vec::new()));
@@ -178,7 +178,7 @@ fn a_lie_costs_a_tier1_node_its_pipeline() {
 #[test]
 fn a_liar_that_holds_the_last_lane_stops_the_job_cleanly() {
     let story = Story::new();
-    let dispatcher = story.listen(&["--tier1", "1", "--workers", "1"]);
+    let dispatcher = story.listen(&["--tier1", "1", "--workers", "1", "--replace-within", "0s"]);
     let liar = Liar::join(&dispatcher.address);
     liar.be_ready(&liar.offer(1));
     let asked = liar.next(Kind::Launch);

@@ -37,12 +37,24 @@ pub enum Control {
     Failed(String),
     /// Dispatcher → Tier-1 node: this lane's contexts are gone; forget its steps.
     LaneLost(u32),
+    /// Dispatcher → Tier-1 node: a new neighbour will introduce itself so, in place of the one before.
+    Await(Option<u32>, u64),
+    /// Tier-1 node → dispatcher: it knows whom to await with this pass.
+    Awaiting(u64),
+    /// Tier-1 node → dispatcher: the one with this pass has introduced itself.
+    Met(u64),
+    /// Dispatcher → worker: the neighbour that it dials has a new host at this address, where it shows this pass.
+    Dial(String, u64),
+    /// Worker → dispatcher: the connection of this pass is gone or cannot be made, and why.
+    LinkLost(u64, String),
+    /// Worker → dispatcher: it wants to leave when nothing of it is needed any more.
+    Leaving,
+    /// Dispatcher → worker: nothing of it is needed any more.
+    Leave,
     /// Dispatcher → worker: say what you did.
     Report,
     /// Worker → dispatcher: the reports of a strand of its nodes.
     Reported(Vec<NodeReport>),
-    /// Tier-1 node → dispatcher: this lane's Tier-2 node sent what no honest node sends, and was sent away.
-    LaneLied(u32, String),
 }
 
 /// What a worker brings.

@@ -7,8 +7,8 @@ use crate::report::NodeReport;
 use crate::stats::{RunStats, Setting};
 use glinthawk_model::ModelConfig;
 use glinthawk_protocol::{
-    Completion, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Finish, Generated,
-    Home, Launch, Prompt, PromptId, PromptStanding, Rejection, StepId,
+    Back, Completion, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Finish,
+    Generated, Home, Launch, Prompt, PromptId, PromptStanding, Rejection, StepId,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -52,6 +52,8 @@ pub struct Engine {
     steps_time: Duration,
     /// Nodes that were lost or failed.
     failures: u64,
+    /// Nodes that took a lost one's place.
+    replaced: u64,
     /// Completions that ended before they were as long as they might be.
     ended: u64,
 }
@@ -80,6 +82,7 @@ impl Engine {
             steps: 0,
             steps_time: Duration::ZERO,
             failures: 0,
+            replaced: 0,
             ended: 0,
         }
     }
@@ -128,14 +131,36 @@ impl Engine {
         }
         self.act(launches);
         self.send_launches()?;
-        if !self.launched.is_empty() {
+        let drained = self.dispatcher.lanes_drained();
+        if !drained.is_empty() {
+            self.fabric.drained(&drained);
+        }
+        // Where nothing is in the air, the prompts inside wait for a node.
+        if !self.dispatcher.is_idle() {
             let advanced = self.fabric.advance(&mut happened);
             self.noting_failure(advanced)?;
         }
         for event in happened {
             match event {
                 FabricEvent::Home(home) => self.home(home)?,
-                FabricEvent::LanesLost { lanes, error } => self.lose_lanes(&lanes, error)?,
+                FabricEvent::NodeLost { lanes, error } => self.lose_node(&lanes, error),
+                FabricEvent::NodeLeft { name, lanes } => {
+                    self.lose_lanes(&lanes);
+                    tracing::warn!("{name} has left");
+                }
+                FabricEvent::LanesClosed(lanes) => {
+                    self.lose_lanes(&lanes);
+                    let left = self.left();
+                    tracing::warn!(
+                        "no worker came in time: what waited is computed again on {left}"
+                    );
+                }
+                FabricEvent::LanesLeaving(lanes) => {
+                    lanes
+                        .iter()
+                        .for_each(|lane| self.dispatch(DispatcherEvent::LaneLeaving(*lane)));
+                }
+                FabricEvent::NodeBack { name, after, back } => self.go_on(&name, after, &back),
             }
         }
         Ok(std::mem::take(&mut self.events))
@@ -157,28 +182,52 @@ impl Engine {
         Ok(())
     }
 
-    /// Goes on with the lanes that are left, if there are any.
-    fn lose_lanes(&mut self, lanes: &[u32], error: ClusterError) -> Result<(), ClusterError> {
+    /// A node is gone. Lanes are left, or are opened again when it has another host.
+    fn lose_node(&mut self, lanes: &[u32], error: ClusterError) {
         self.failures += 1;
+        self.lose_lanes(lanes);
+        let (node, reason) = match error {
+            ClusterError::Lost { name, reason } => (name, reason),
+            ClusterError::Failed { name, reason } => (name, reason),
+            other => (format!("a node of lanes {lanes:?}"), other.to_string()),
+        };
+        let left = self.left();
+        match lanes.len() {
+            0 => tracing::warn!("{node} is gone ({reason}): another worker can take its place"),
+            _ => tracing::warn!(
+                "{node} is gone ({reason}): its prompts are computed again on {left}"
+            ),
+        }
+    }
+
+    fn left(&self) -> String {
+        format!("the other {} of {} lanes", self.dispatcher.lanes_left(), self.dispatcher.lanes())
+    }
+
+    fn lose_lanes(&mut self, lanes: &[u32]) {
         self.launched.retain(|step, _| !lanes.contains(&step.shard.lane));
         for &lane in lanes {
             self.dispatch(DispatcherEvent::LaneLost(lane));
         }
-        match self.dispatcher.lanes_left() {
-            0 => Err(error),
-            left => {
-                let (node, reason) = match error {
-                    ClusterError::Lost { name, reason } => (name, reason),
-                    ClusterError::Failed { name, reason } => (name, reason),
-                    other => (format!("a node of lanes {lanes:?}"), other.to_string()),
-                };
-                tracing::warn!(
-                    "{node} is gone ({reason}): its prompts are computed again on the other {left} of {} lanes",
-                    self.dispatcher.lanes()
-                );
-                Ok(())
-            }
+    }
+
+    /// A place has a node again: lanes are opened, and steps that nobody carries are launched again.
+    fn go_on(&mut self, name: &str, after: Duration, back: &Back) {
+        self.replaced += 1;
+        for &lane in &back.opened {
+            self.dispatch(DispatcherEvent::LaneOpened(lane));
         }
+        let is_back = |step: &&StepId| back.resumed.contains(&step.shard.lane);
+        let mut steps: Vec<StepId> = self.launched.keys().filter(is_back).copied().collect();
+        steps.sort_unstable();
+        for &step in &steps {
+            self.dispatch(DispatcherEvent::Relaunch(step));
+        }
+        let (seconds, opened) = (after.as_secs_f64(), back.opened.len());
+        tracing::warn!(
+            "{name} has a node again after {seconds:.1} s: {opened} lanes opened, {} steps launched again",
+            steps.len()
+        );
     }
 
     fn send_launches(&mut self) -> Result<(), ClusterError> {
@@ -249,7 +298,14 @@ impl Engine {
         let steps = (self.steps, self.steps_time.as_secs_f64());
         let dispatcher = self.dispatcher.stats();
         let setting = self.setting.clone();
-        let stats = RunStats::new(setting, dispatcher, &nodes, wall_s, steps, self.failures);
+        let stats = RunStats::new(
+            setting,
+            dispatcher,
+            &nodes,
+            wall_s,
+            steps,
+            (self.failures, self.replaced),
+        );
         Ok((stats, nodes))
     }
 }
@@ -381,7 +437,7 @@ mod tests {
                     self.lost = true;
                     let (name, reason) = ("tier2-0-0".to_owned(), "closed".to_owned());
                     let error = ClusterError::Lost { name, reason };
-                    events.push(FabricEvent::LanesLost { lanes: vec![0], error });
+                    events.push(FabricEvent::NodeLost { lanes: vec![0], error });
                     continue;
                 }
                 let token = Generated { token: 9, logprob: 0.0, alternatives: Vec::new() };
@@ -407,7 +463,9 @@ mod tests {
         assert_eq!(completion.tokens.len(), 3);
         assert_eq!(engine.stats().expect("reports").0.failures, 1);
         let mut alone = engine_over(Box::new(LosesLane::default()), 1);
-        assert!(alone.advance().is_err(), "no lane is left");
+        for _ in 0..3 {
+            assert!(alone.advance().expect("it waits for a lane").is_empty());
+        }
     }
 
     /// Nodes that forget a token.

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod casting;
 mod complaints;
 mod control;
 mod engine;
@@ -16,6 +17,7 @@ mod local;
 mod memory;
 mod meter;
 mod muster;
+mod neighbours;
 pub mod net;
 mod news;
 mod nodes;
@@ -51,7 +53,7 @@ pub use local::{Kernels, LocalFabric};
 pub use memory::free_memory_bytes;
 pub use muster::{Muster, Mustered};
 pub use news::WorkerNews;
-pub use processes::{LocalWorker, Processes, TOKEN_VARIABLE, keep_to_cores};
+pub use processes::{LocalWorker, Processes, Restarts, TOKEN_VARIABLE, keep_to_cores};
 pub use pump::run_job;
 pub use remote::RemoteFabric;
 pub use report::{NodeReport, Traffic, peak_memory_bytes};

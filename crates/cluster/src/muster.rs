@@ -1,29 +1,28 @@
 //! Gathering workers and giving them roles: the dispatcher's side of a cluster's start.
 
 use crate::budget::{Budget, Placed};
+use crate::casting::{Casting, new_pass};
 use crate::complaints::{Complaints, words};
-use crate::control::{Control, Offer, Role};
+use crate::control::{Control, Offer};
 use crate::error::ClusterError;
-use crate::kinds::{Kinds, NodeKind};
+use crate::kinds::Kinds;
 use crate::layout::Layout;
 use crate::net::{Config, Controller, Encryption, Event, LostReason, Peer, Token};
-use crate::remote::{Node, RemoteFabric, name_of};
+use crate::remote::{Complete, Node, OFFER_PATIENCE, RemoteFabric, Waiting};
 use crate::spec::{ClusterSpec, Offered};
 use crate::weights::serve_weights;
 use glinthawk_compute::Isa;
-use glinthawk_flight::{Buffer, Message, Pool};
+use glinthawk_flight::{Buffer, Pool};
 use glinthawk_model::Model;
+use glinthawk_protocol::Place;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Pause between two looks at the caller's interrupt while nothing happens.
 const TICK: Duration = Duration::from_millis(100);
-
-/// How long a worker that has joined may take to say what it offers.
-const OFFER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Idle buffers the dispatcher keeps.
 const POOL_BUFFERS: usize = 64;
@@ -31,15 +30,12 @@ const POOL_BUFFERS: usize = 64;
 /// A dispatcher that listens for workers.
 pub struct Muster {
     controller: Controller,
-    members: BTreeMap<Peer, Member>,
+    members: BTreeMap<Peer, Waiting>,
     complaints: Complaints,
 }
 
-struct Member {
-    address: IpAddr,
-    joined: Instant,
-    offer: Option<Offer>,
-}
+/// The connections between nodes, by their passes.
+type Links = BTreeMap<u64, [Place; 2]>;
 
 /// A running cluster.
 pub struct Mustered {
@@ -89,7 +85,7 @@ impl Muster {
         }
         let (tier1_needed, tier2_needed) = layout.nodes();
         let needed = tier1_needed + tier2_needed;
-        while self.offers() < needed {
+        while self.offers() < needed + spec.spares {
             tick(self.offers(), false)?;
             let event = self.controller.recv(TICK);
             self.gather(event);
@@ -122,11 +118,37 @@ impl Muster {
         let wanted = [spec.own_memory_bytes.or(wanted), wanted];
         let budget = Budget::new(&layout, config, wanted, &placed)?;
         let Budget { lane_pages, memory_bytes_min } = budget;
-        let (nodes, kinds) = self.send_roles(spec, &layout, &lane_pages, &tier1, &tier2)?;
+        let cast = places(&layout, &tier1, &tier2);
+        let mut kinds = BTreeMap::new();
+        for (&place, &peer) in &cast {
+            kinds.insert(place, self.kind(peer, spec.isa)?);
+        }
+        let casting = Casting {
+            layout: layout.clone(),
+            lane_pages: lane_pages.clone(),
+            model: Arc::clone(spec.model),
+            model_name: spec.model_name.clone(),
+            identity: spec.identity,
+            kinds,
+            memory_wanted: wanted,
+            link: spec.link,
+            trace: spec.trace,
+        };
+        let (nodes, links) = self.send_roles(&casting, &cast)?;
         let threads = self.offer(tier1[0]).threads as usize;
         self.serve_until_ready(spec.model, &nodes, tick)?;
-        let firsts = tier1.iter().step_by(layout.slices).copied().collect();
-        let fabric = RemoteFabric::new(self.controller, &layout, config.vocab, firsts, nodes);
+        let kinds = casting.node_kinds();
+        self.members.retain(|peer, _| !nodes.contains_key(peer));
+        let (controller, waiting) = (self.controller, self.members);
+        let replace_within = spec.replace_within;
+        let fabric = RemoteFabric::new(Complete {
+            controller,
+            casting,
+            nodes,
+            links,
+            waiting,
+            replace_within,
+        });
         let context_memory_bytes = memory_bytes_min;
         Ok(Mustered { fabric, layout, lane_pages, kinds, threads, context_memory_bytes })
     }
@@ -184,7 +206,7 @@ impl Muster {
             None => {}
             Some(Event::Joined { peer, address, .. }) => {
                 let (address, joined) = (address.ip(), Instant::now());
-                self.members.insert(peer, Member { address, joined, offer: None });
+                self.members.insert(peer, Waiting { address, joined, offer: None });
             }
             Some(Event::Lost { peer, reason }) => self.left(peer, &reason),
             Some(Event::Message { peer, message, .. }) => {
@@ -202,7 +224,7 @@ impl Muster {
     /// Sends workers away that joined and offer nothing: they take places.
     fn hurry(&mut self) {
         let is_late =
-            |member: &Member| member.offer.is_none() && member.joined.elapsed() >= OFFER_PATIENCE;
+            |member: &Waiting| member.offer.is_none() && member.joined.elapsed() >= OFFER_PATIENCE;
         let late = self.members.iter().filter(|(_, member)| is_late(member));
         for peer in late.map(|(peer, _)| *peer).collect::<Vec<Peer>>() {
             self.dismiss(peer, "it offered nothing");
@@ -212,19 +234,6 @@ impl Muster {
     fn left(&mut self, peer: Peer, reason: &LostReason) {
         if self.members.remove(&peer).is_some() && self.complaints.may_write(Instant::now()) {
             tracing::warn!(%peer, %reason, "a worker left before the cluster was complete");
-        }
-    }
-
-    fn came_late(&mut self, peer: Peer) {
-        if self.complaints.may_write(Instant::now()) {
-            tracing::warn!(%peer, "a worker came too late to have a role");
-        }
-    }
-
-    /// A worker without a role may have offered itself, and waits. One that says anything else is no worker.
-    fn overhear(&mut self, peer: Peer, message: &Message) {
-        if !matches!(Control::read(message), Ok(Control::Offer(_))) {
-            self.dismiss(peer, "it has no role");
         }
     }
 
@@ -262,11 +271,14 @@ impl Muster {
         for peers in &mut cast {
             peers.sort_by_key(|peer| (self.offer(*peer).place, Reverse(strength(*peer)), *peer));
         }
-        let [tier1, tier2] = cast;
-        if tier1.len() != tier1_needed || tier2.len() != tier2_needed {
+        let [mut tier1, mut tier2] = cast;
+        if tier1.len() < tier1_needed || tier2.len() < tier2_needed {
             let (tier1, tier2) = (tier1.len(), tier2.len());
             return Err(ClusterError::Workers { tier1, tier2, tier1_needed, tier2_needed });
         }
+        // Those that are left over wait for a place.
+        tier1.truncate(tier1_needed);
+        tier2.truncate(tier2_needed);
         let lanes = layout.tier2.max(1);
         let mut by_slice: Vec<Vec<Peer>> = tier2.chunks(lanes).map(<[Peer]>::to_vec).collect();
         by_slice.resize(tier1_needed, Vec::new());
@@ -296,68 +308,48 @@ impl Muster {
         Ok(best.map_or(own, |best| own.min(best)).name().to_owned())
     }
 
+    /// Gives every place to its worker, and makes neighbours known to each other.
     fn send_roles(
         &self,
-        spec: &ClusterSpec<'_>,
-        layout: &Layout,
-        lane_pages: &[u32],
-        tier1: &[Peer],
-        tier2: &[Vec<Peer>],
-    ) -> Result<(BTreeMap<Peer, Node>, Kinds), ClusterError> {
-        let address = |peer: Peer| {
-            let member = &self.members[&peer];
-            SocketAddr::new(member.address, self.offer(peer).port).to_string()
-        };
-        let role =
-            |index: usize, lane: Option<u32>, dial: Option<(String, u64)>, kind: String| Role {
-                pipeline: index / layout.slices,
-                slice: index % layout.slices,
-                lane,
-                layout: layout.clone(),
-                lane_pages: lane_pages.to_vec(),
-                model: spec.model_name.clone(),
-                identity: spec.identity,
-                config: spec.model.config().clone(),
-                kind,
-                dial,
-                callers: Vec::new(),
-                link: spec.link,
-                trace: spec.trace,
-            };
-        let mut roles = Vec::new();
-        let mut from_before = None;
-        for (index, &peer) in tier1.iter().enumerate() {
-            let mut own = role(index, None, None, self.kind(peer, spec.isa)?);
-            own.callers.extend(from_before.take().map(|pass| (None, pass)));
-            if !(index + 1).is_multiple_of(layout.slices) {
+        casting: &Casting,
+        cast: &BTreeMap<Place, Peer>,
+    ) -> Result<(BTreeMap<Peer, Node>, Links), ClusterError> {
+        let (mut nodes, mut links, mut callers) = (BTreeMap::new(), Links::new(), BTreeMap::new());
+        let mut dials = BTreeMap::new();
+        for &place in cast.keys() {
+            // Tier-2 nodes dial their Tier-1 node, and that dials the next slice.
+            let slice = place.slice + usize::from(place.lane.is_none());
+            let dialled = Place { slice, lane: None, ..place };
+            if let Some(&peer) = cast.get(&dialled) {
                 let pass = new_pass()?;
-                own.dial = Some((address(tier1[index + 1]), pass));
-                from_before = Some(pass);
+                links.insert(pass, [place, dialled]);
+                dials.insert(place, (self.address(peer), pass));
+                callers.entry(dialled).or_insert_with(Vec::new).push((place.lane, pass));
             }
-            let lanes = layout.lanes_of_strand(index / layout.slices, 0);
-            let lanes = lanes.skip(usize::from(layout.tier1_attends));
-            for (lane, &worker) in lanes.zip(&tier2[index]) {
-                let (kind, pass) = (self.kind(worker, spec.isa)?, new_pass()?);
-                own.callers.push((Some(lane), pass));
-                let dial = Some((address(peer), pass));
-                roles.push((worker, role(index, Some(lane), dial, kind)));
-            }
-            roles.push((peer, own));
         }
-        let kinds = Kinds::new(roles.iter().map(|(_, role)| NodeKind {
-            name: role.name(),
-            kind: role.kind.clone(),
-            has_weights: role.lane.is_none(),
-            attends: role.lane.is_some() || layout.tier1_attends,
-        }));
-        let mut nodes = BTreeMap::new();
-        for (peer, role) in roles {
-            let Role { pipeline, slice, lane, .. } = role;
-            let node = Node { name: role.name(), pipeline, slice, lane };
+        for (&place, &peer) in cast {
+            let callers = callers.remove(&place).unwrap_or_default();
+            let role = casting.role(place, dials.remove(&place), callers);
             self.controller.send(peer, Control::Role(Box::new(role)).message(Buffer::default()))?;
+            let (name, address) = (casting.name(place), self.address(peer));
+            let node = Node {
+                name,
+                place,
+                address,
+                said_ready: true,
+                unmet: None,
+                is_ready: true,
+                accusations: 0,
+                leaves_by: None,
+            };
             nodes.insert(peer, node);
         }
-        Ok((nodes, kinds))
+        Ok((nodes, links))
+    }
+
+    /// Where neighbours find a worker.
+    fn address(&self, peer: Peer) -> String {
+        SocketAddr::new(self.members[&peer].address, self.offer(peer).port).to_string()
     }
 
     fn serve_until_ready(
@@ -370,42 +362,51 @@ impl Muster {
         while !waiting.is_empty() {
             tick(nodes.len() - waiting.len(), true)?;
             match self.controller.recv(TICK) {
-                Some(Event::Joined { peer, .. }) => self.came_late(peer),
-                Some(Event::Message { peer, message, .. }) if !nodes.contains_key(&peer) => {
-                    self.overhear(peer, &message);
+                Some(Event::Message { peer, message, .. }) if nodes.contains_key(&peer) => {
+                    match Control::read(&message) {
+                        Ok(Control::Ready) if waiting.remove(&peer) => {}
+                        Ok(Control::Fetch { tensor, rows })
+                            if nodes[&peer].place.lane.is_none() =>
+                        {
+                            serve_weights(&self.controller, model, peer, (tensor, rows))?
+                        }
+                        Ok(Control::Failed(reason)) => {
+                            let (name, reason) = (nodes[&peer].name.clone(), words(&reason));
+                            return Err(ClusterError::Failed { name, reason });
+                        }
+                        _ => {
+                            let reason = "it said what a loading worker does not say".to_owned();
+                            return Err(ClusterError::Lost {
+                                name: nodes[&peer].name.clone(),
+                                reason,
+                            });
+                        }
+                    }
                 }
-                Some(Event::Message { peer, message, .. }) => match Control::read(&message) {
-                    Ok(Control::Ready) if waiting.remove(&peer) => {}
-                    Ok(Control::Fetch { tensor, rows }) if nodes[&peer].lane.is_none() => {
-                        serve_weights(&self.controller, model, peer, (tensor, rows))?
-                    }
-                    Ok(Control::Failed(reason)) => {
-                        let (name, reason) = (name_of(nodes, peer), words(&reason));
-                        return Err(ClusterError::Failed { name, reason });
-                    }
-                    _ => {
-                        let reason = "it said what a loading worker does not say".to_owned();
-                        return Err(ClusterError::Lost { name: name_of(nodes, peer), reason });
-                    }
-                },
                 Some(Event::Lost { peer, reason }) if nodes.contains_key(&peer) => {
                     let reason = reason.to_string();
-                    return Err(ClusterError::Lost { name: name_of(nodes, peer), reason });
+                    return Err(ClusterError::Lost { name: nodes[&peer].name.clone(), reason });
                 }
-                _ => {}
+                // Others may wait for a place.
+                event => self.gather(event),
             }
         }
         Ok(())
     }
 }
 
-/// A number that nobody can guess: the two ends of a connection know each other by it.
-fn new_pass() -> Result<u64, ClusterError> {
-    let random = ring::rand::generate(&ring::rand::SystemRandom::new());
-    let bytes: [u8; 8] = random
-        .map_err(|_| ClusterError::Control("the system has no randomness".to_owned()))?
-        .expose();
-    Ok(u64::from_le_bytes(bytes))
+/// The workers by their places.
+fn places(layout: &Layout, tier1: &[Peer], tier2: &[Vec<Peer>]) -> BTreeMap<Place, Peer> {
+    let mut places = BTreeMap::new();
+    for (index, (&peer, workers)) in tier1.iter().zip(tier2).enumerate() {
+        let (pipeline, slice) = (index / layout.slices, index % layout.slices);
+        places.insert(Place { pipeline, slice, lane: None }, peer);
+        let lanes = layout.lanes_of_strand(pipeline, 0).skip(usize::from(layout.tier1_attends));
+        for (lane, &worker) in lanes.zip(workers) {
+            places.insert(Place { pipeline, slice, lane: Some(lane) }, worker);
+        }
+    }
+    places
 }
 
 /// The first of the first list that is in all lists.

@@ -17,6 +17,8 @@ pub enum WorkerNews<'a> {
     Contexts(u64),
     /// It can begin.
     Ready,
+    /// It leaves when nothing of it is needed any more.
+    Leaving,
     /// The job is over; this is what it did, and for how long it was ready.
     Done(&'a NodeReport, Duration),
 }

@@ -8,6 +8,9 @@ use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long workers have to leave by themselves after the dispatcher's goodbye.
@@ -16,9 +19,61 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// The environment variable that holds the cluster's secret.
 pub const TOKEN_VARIABLE: &str = "GLINTHAWK_TOKEN";
 
+/// How often a worker that fails is started again.
+const RESTARTS_MAX: u32 = 8;
+
+/// Pause between two looks at the workers.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// Worker processes of this machine.
 pub struct Processes {
-    children: Vec<(String, Child)>,
+    workers: Arc<Mutex<Vec<Worker>>>,
+}
+
+struct Worker {
+    name: String,
+    command: Command,
+    child: Child,
+    restarts: u32,
+}
+
+impl Worker {
+    fn start(name: String, mut command: Command) -> Result<Self, ClusterError> {
+        let child = spawn(&name, &mut command)?;
+        Ok(Self { name, command, child, restarts: 0 })
+    }
+
+    /// Starts a worker again that has failed.
+    fn revive(&mut self) -> Result<(), ClusterError> {
+        let ended = self.child.try_wait().map_err(ClusterError::io("cannot look after workers"))?;
+        if self.restarts < RESTARTS_MAX && ended.is_some_and(|status| !status.success()) {
+            self.restarts += 1;
+            self.child = spawn(&self.name, &mut self.command)?;
+        }
+        Ok(())
+    }
+}
+
+fn spawn(name: &str, command: &mut Command) -> Result<Child, ClusterError> {
+    let mut child =
+        command.spawn().map_err(ClusterError::io(format!("cannot start worker {name}")))?;
+    relay(name, &mut child);
+    Ok(child)
+}
+
+/// Starts workers again that fail, until it is dropped.
+pub struct Restarts {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Restarts {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            tracing::error!("the thread that looks after workers had panicked");
+        }
+    }
 }
 
 /// A process to start.
@@ -42,7 +97,7 @@ impl Processes {
         address: SocketAddr,
         token: &str,
     ) -> Result<Self, ClusterError> {
-        let mut processes = Self { children: Vec::new() };
+        let mut started = Vec::new();
         let mut places = [0, 0];
         let mut cores_left = allowed_cores().into_iter().cycle();
         for LocalWorker { tier, device, cores, memory_bytes } in workers {
@@ -65,17 +120,35 @@ impl Processes {
             if let Some(bytes) = memory_bytes {
                 command.args(["--context-memory", &bytes.to_string()]);
             }
-            let mut child =
-                command.spawn().map_err(ClusterError::io(format!("cannot start worker {name}")))?;
-            relay(&name, &mut child);
-            processes.children.push((name, child));
+            started.push(Worker::start(name, command)?);
         }
-        Ok(processes)
+        Ok(Self { workers: Arc::new(Mutex::new(started)) })
+    }
+
+    /// Starts workers again that fail from now on, each so many times.
+    pub fn restart(&self) -> Result<Restarts, ClusterError> {
+        let (stop, workers) = (Arc::new(AtomicBool::new(false)), Arc::clone(&self.workers));
+        let stopped = Arc::clone(&stop);
+        let watch = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                let mut workers = workers.lock().expect("no panic with the workers");
+                for worker in workers.iter_mut() {
+                    if let Err(error) = worker.revive() {
+                        tracing::warn!(%error);
+                    }
+                }
+                drop(workers);
+                std::thread::sleep(LOOK);
+            }
+        };
+        let thread = std::thread::Builder::new().name("workers".to_owned()).spawn(watch);
+        let thread = thread.map_err(ClusterError::io("cannot start a thread"))?;
+        Ok(Restarts { stop, thread: Some(thread) })
     }
 
     /// Fails if a worker has ended.
     pub fn check(&mut self) -> Result<(), ClusterError> {
-        for (name, child) in &mut self.children {
+        for Worker { name, child, .. } in self.workers().iter_mut() {
             let ended = child.try_wait().map_err(ClusterError::io("cannot look after workers"))?;
             if let Some(status) = ended {
                 return Err(ClusterError::Failed {
@@ -86,13 +159,17 @@ impl Processes {
         }
         Ok(())
     }
+
+    fn workers(&self) -> MutexGuard<'_, Vec<Worker>> {
+        self.workers.lock().expect("no panic with the workers")
+    }
 }
 
 impl Drop for Processes {
     /// Workers leave when the dispatcher does; those that have not are ended.
     fn drop(&mut self) {
         let started = Instant::now();
-        for (name, child) in &mut self.children {
+        for Worker { name, child, .. } in self.workers().iter_mut() {
             while started.elapsed() < FAREWELL && matches!(child.try_wait(), Ok(None)) {
                 std::thread::sleep(Duration::from_millis(5));
             }

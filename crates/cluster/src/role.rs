@@ -1,12 +1,12 @@
 //! How a worker takes up its role: it loads weights, meets its neighbours, and makes its nodes, strand by strand.
 
-use crate::control::{Control, Role};
+use crate::control::Role;
 use crate::error::ClusterError;
-use crate::net::{Event, LostReason, Peer};
+use crate::net::{Event, LostReason};
 use crate::news::WorkerNews;
 use crate::nodes::{self, Strand};
 use crate::report::NodeReport;
-use crate::serve::{Peers, Server};
+use crate::serve::Server;
 use crate::station::{Heard, IDLE, Station};
 use crate::strand::ThreadShares;
 use crate::tier1_kernels::Tier1Place;
@@ -25,9 +25,9 @@ pub(crate) fn run<B: Backend>(station: &Arc<Station>, backend: B) -> Result<(), 
     let weights = load(station, &backend)?;
     let nodes = strand_of(&station.role, 0).nodes(&backend, weights)?;
     station.threads.pin_caller();
-    let peers = meet(station)?;
+    meet(station)?;
     let ready = station.ready()?;
-    let reports = Server::new(station, 0, backend, nodes, peers).serve()?;
+    let reports = Server::new(station, 0, backend, nodes).serve()?;
     station.done(total(&reports), ready);
     Ok(())
 }
@@ -40,7 +40,7 @@ pub(crate) fn run_strands(
     threads: usize,
 ) -> Result<(), ClusterError> {
     let weights = load(station, &backend)?;
-    let peers = meet(station)?;
+    meet(station)?;
     let strands = station.role.layout.strands;
     let layout = station.role.layout.clone();
     station.controller.sort(1 + strands, move |message| match message.kind() {
@@ -52,10 +52,10 @@ pub(crate) fn run_strands(
     let (readied, all_ready) = channel();
     thread::scope(|scope| {
         let work = |strand: usize| {
-            let (readied, peers) = (readied.clone(), peers.of_strand(&station.role, strand));
+            let readied = readied.clone();
             let work = move || {
                 let backend = shares.take(strand, Arc::clone(pool))?;
-                serve_strand(station, strand, backend, weights, peers, readied)
+                serve_strand(station, strand, backend, weights, readied)
             };
             let thread = thread::Builder::new().name(format!("strand-{strand}"));
             thread.spawn_scoped(scope, work).map_err(ClusterError::io("cannot start a thread"))
@@ -90,7 +90,6 @@ fn serve_strand(
     strand: usize,
     backend: CpuBackend,
     weights: Option<&CpuWeights>,
-    peers: Peers,
     readied: Sender<()>,
 ) -> Result<Vec<NodeReport>, ClusterError> {
     let slab_rows = station.role.layout.slab_rows();
@@ -100,13 +99,15 @@ fn serve_strand(
     // If nobody listens, another strand has failed, and this one is told in a moment.
     _ = readied.send(());
     drop(readied);
-    Server::new(station, strand, backend, nodes, peers).serve()
+    Server::new(station, strand, backend, nodes).serve()
 }
 
 /// Passes on what the network says until a strand ends: all end together.
-fn oversee(station: &Station, threads: &[StrandThread<'_>]) -> Result<(), ClusterError> {
+fn oversee(station: &Arc<Station>, threads: &[StrandThread<'_>]) -> Result<(), ClusterError> {
     while !threads.iter().any(ScopedJoinHandle::is_finished) {
+        station.heed_leaving()?;
         let Some(event) = station.next(IDLE) else { continue };
+        let Some(event) = station.settle(event)? else { continue };
         for letter_box in 1..=threads.len() {
             let copy = match &event {
                 Event::Joined { .. } => continue,
@@ -189,72 +190,23 @@ fn load<B: Backend>(
     Ok(weights)
 }
 
-/// Dials the neighbours that a role dials, and waits until all others have introduced themselves. Returns them by the
-/// nodes of the first strand that they have.
-fn meet(station: &Station) -> Result<Peers, ClusterError> {
-    let role = &station.role;
-    let (layout, slice) = (&role.layout, role.slice);
-    let mut peers = Peers::default();
-    if let Some(lane) = role.lane {
-        let tier1 = station.dial_neighbour(Some(lane))?;
-        let tier1 = tier1.expect("a Tier-2 node has a Tier-1 node to dial");
-        station.shape(tier1);
-        peers.insert(NodeAddress::Tier1(slice), tier1);
-        return Ok(peers);
+/// Dials the neighbour that a role dials, and waits until all others have introduced themselves.
+fn meet(station: &Arc<Station>) -> Result<(), ClusterError> {
+    if station.role.lane.is_none() {
+        station.neighbours.insert(NodeAddress::Dispatcher, station.dispatcher, 0);
     }
-    peers.insert(NodeAddress::Dispatcher, station.dispatcher);
-    if let Some(next) = station.dial_neighbour(None)? {
-        peers.insert(NodeAddress::Tier1(slice + 1), next);
-    }
-    let lanes = layout.lanes_of_strand(role.pipeline, 0).skip(usize::from(layout.tier1_attends));
-    let lanes = lanes.map(|lane| NodeAddress::Tier2(slice, lane));
-    let previous = slice.checked_sub(1).map(NodeAddress::Tier1);
-    let mut awaited: Vec<NodeAddress> = lanes.chain(previous).collect();
-    while !awaited.is_empty() {
+    station.dial_neighbour()?;
+    while station.neighbours.awaits() {
         match station.hear(0, IDLE)? {
             Some(Heard::Message(peer, message, _)) => {
-                match (introduced(station, &peers, peer, &message), peers.node_at(peer)) {
-                    (Ok(node), _) => {
-                        peers.insert(node, peer);
-                        awaited.retain(|awaited| *awaited != node);
-                    }
-                    (Err(error), Some(_)) => return Err(error),
-                    (Err(error), None) => station.dismiss(peer, &error),
-                }
+                let what = format!("{} before the job began", message.kind());
+                station.send_away(peer, ClusterError::Control(what))?;
             }
-            Some(Heard::Lost(peer, error)) if peers.node_at(peer).is_some() => return Err(error),
             Some(Heard::Over) => {
                 return Err(ClusterError::DispatcherLost("it left".to_owned()));
             }
             _ => {}
         }
     }
-    Ok(peers)
-}
-
-/// The neighbour that a peer says it is, if the dispatcher has told it so.
-fn introduced(
-    station: &Station,
-    peers: &Peers,
-    peer: Peer,
-    message: &Message,
-) -> Result<NodeAddress, ClusterError> {
-    let role = &station.role;
-    let is_awaited = |caller| role.callers.contains(&caller);
-    let node = match Control::read(message)? {
-        Control::Introduce(None, pass) if is_awaited((None, pass)) => {
-            NodeAddress::Tier1(role.slice - 1)
-        }
-        Control::Introduce(Some(lane), pass) if is_awaited((Some(lane), pass)) => {
-            NodeAddress::Tier2(role.slice, lane)
-        }
-        _ => return Err(ClusterError::Control("no introduction of a neighbour".to_owned())),
-    };
-    if peers.contains(node) {
-        return Err(ClusterError::Control("a second introduction".to_owned()));
-    }
-    if let NodeAddress::Tier2(..) = node {
-        station.shape(peer);
-    }
-    Ok(node)
+    Ok(())
 }

@@ -1,65 +1,38 @@
 //! A strand of a worker's nodes on the network: parcels for nodes elsewhere are messages.
 
-use crate::control::{Control, Role};
+use crate::control::Role;
 use crate::error::ClusterError;
+use crate::neighbours::Peers;
 use crate::net::Peer;
 use crate::nodes::{self, Nodes};
 use crate::payload::Payload;
 use crate::report::NodeReport;
-use crate::station::{Heard, IDLE, Station};
+use crate::station::{Heard, IDLE, Station, sent};
 use crate::wire;
 use glinthawk_compute::Backend;
 use glinthawk_flight::{Kind, Message};
 use glinthawk_protocol::{Attend, Launch, NodeAddress, Outgoing, Parcel, Started};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often a worker looks whether its device is done before it sleeps between two looks, and for how long it sleeps.
 const LOOKS: u32 = 64;
 const NAP: Duration = Duration::from_micros(20);
 
-/// The nodes elsewhere that send to a strand's nodes or are sent to.
-#[derive(Clone, Default)]
-pub(crate) struct Peers(BTreeMap<NodeAddress, Peer>);
-
-impl Peers {
-    pub(crate) fn insert(&mut self, node: NodeAddress, peer: Peer) {
-        self.0.insert(node, peer);
-    }
-
-    /// The same processes, with the nodes that they have of another strand than the first.
-    pub(crate) fn of_strand(&self, role: &Role, strand: usize) -> Self {
-        let node_of = |node: &NodeAddress| match *node {
-            NodeAddress::Tier2(slice, first) => {
-                let lane = role.layout.lanes_of_worker(first).nth(strand);
-                NodeAddress::Tier2(slice, lane.expect("every strand has a lane on every worker"))
-            }
-            node => node,
-        };
-        Self(self.0.iter().map(|(node, peer)| (node_of(node), *peer)).collect())
-    }
-
-    pub(crate) fn contains(&self, node: NodeAddress) -> bool {
-        self.0.contains_key(&node)
-    }
-
-    pub(crate) fn node_at(&self, peer: Peer) -> Option<NodeAddress> {
-        self.0.iter().find(|(_, known)| **known == peer).map(|(node, _)| *node)
-    }
-}
-
 /// A strand at work.
 pub(crate) struct Server<'a, B: Backend> {
-    station: &'a Station,
+    station: &'a Arc<Station>,
     /// Where its events arrive.
     letter_box: usize,
-    /// Whether it speaks for its process.
-    is_first: bool,
+    strand: usize,
     lanes: Range<u32>,
     backend: B,
     nodes: Nodes<B>,
+    /// The neighbours, as they were at this version.
     peers: Peers,
+    peers_version: u64,
     /// Peers that were sent away, and may have said more by then.
     dismissed: BTreeSet<Peer>,
     /// What the device was given and is not known to be done with, in order.
@@ -79,21 +52,21 @@ struct Given<B: Backend> {
 impl<'a, B: Backend> Server<'a, B> {
     /// A strand's server. The only strand of a process receives everything; one of several has a letter box.
     pub(crate) fn new(
-        station: &'a Station,
+        station: &'a Arc<Station>,
         strand: usize,
         backend: B,
         nodes: Nodes<B>,
-        peers: Peers,
     ) -> Self {
         let Role { layout, pipeline, .. } = &station.role;
         Self {
             station,
             letter_box: if layout.strands > 1 { 1 + strand } else { 0 },
-            is_first: strand == 0,
+            strand,
             lanes: layout.lanes_of_strand(*pipeline, strand),
             backend,
             nodes,
-            peers,
+            peers: Peers::default(),
+            peers_version: u64::MAX,
             dismissed: BTreeSet::new(),
             given: VecDeque::new(),
             outbox: Vec::new(),
@@ -107,6 +80,9 @@ impl<'a, B: Backend> Server<'a, B> {
         let mut wait = Duration::ZERO;
         let mut looks = 0;
         loop {
+            if self.letter_box == 0 {
+                self.station.heed_leaving()?;
+            }
             while let Some(heard) = self.station.hear(self.letter_box, wait)? {
                 if self.take(heard)? {
                     return Ok(nodes::reports(&self.nodes));
@@ -174,21 +150,39 @@ impl<'a, B: Backend> Server<'a, B> {
         Ok(())
     }
 
+    /// The neighbours as they are now.
+    fn peers(&mut self) -> &Peers {
+        let Station { neighbours, role, .. } = &**self.station;
+        let version = neighbours.version();
+        if version != self.peers_version {
+            (self.peers, self.peers_version) = (neighbours.of_strand(role, self.strand), version);
+        }
+        &self.peers
+    }
+
+    fn is_here(&self, node: NodeAddress) -> bool {
+        match node {
+            NodeAddress::Dispatcher => false,
+            NodeAddress::Tier1(slice) => slice == self.nodes.slice && self.nodes.tier1.is_some(),
+            NodeAddress::Tier2(_, lane) => self.nodes.lanes.contains_key(&lane),
+        }
+    }
+
     fn send(&mut self, outgoing: Outgoing<Payload<B::Buffer>>) -> Result<(), ClusterError> {
         let Outgoing { to, rows, parcel } = outgoing;
-        let Some(&peer) = self.peers.0.get(&to) else {
+        if self.is_here(to) {
             self.nodes.deliver(parcel)?;
             return Ok(());
-        };
+        }
+        // A node that is gone needs nothing. Its steps are launched again when it has another host.
+        let Some(peer) = self.peers().get(to) else { return Ok(()) };
         let message = match parcel {
             Parcel::Launch(launch, residual) => wire::hop(&launch, residual.sent()),
             Parcel::Attend(attend, qkv) => wire::attend(&attend, qkv.sent()),
             Parcel::Attended(attended, output) => wire::attended(&attended, rows, output.sent()),
             Parcel::Home(home) => wire::home(&home),
         };
-        let sent = self.station.controller.send(peer, message);
-        // Of a lane that is gone, the controller says so in a moment.
-        if matches!(to, NodeAddress::Tier2(..)) { Ok(()) } else { Ok(sent?) }
+        sent(self.station.controller.send(peer, message))
     }
 
     /// Takes an event; `true` ends the worker.
@@ -196,22 +190,16 @@ impl<'a, B: Backend> Server<'a, B> {
         match heard {
             Heard::Message(peer, message, arrived) => self.receive(peer, message, arrived)?,
             Heard::ReportWanted => {
-                self.station.send_reports(nodes::reports(&self.nodes), self.is_first)?;
+                self.station.send_reports(nodes::reports(&self.nodes), self.strand == 0)?;
             }
             Heard::LaneLost(lane) => self.nodes.lose_lane(lane),
-            Heard::Lost(peer, error) => match self.peers.node_at(peer) {
-                Some(NodeAddress::Tier2(_, lane)) => self.nodes.lose_lane(lane),
-                Some(_) => return Err(error),
-                None => {}
-            },
             Heard::Over => return Ok(true),
             Heard::Nothing => {}
         }
         Ok(false)
     }
 
-    /// Takes a message. What a lane's Tier-2 node may not send costs it its place, and what a stranger sends too. A
-    /// Tier-2 node that tells lies of its Tier-1 node loses its own place: so it cannot cost more than that.
+    /// Takes a message. What a neighbour may not send costs it its place, and what a stranger sends too.
     fn receive(
         &mut self,
         peer: Peer,
@@ -221,22 +209,22 @@ impl<'a, B: Backend> Server<'a, B> {
         if self.dismissed.contains(&peer) {
             return Ok(());
         }
-        let Some(sender) = self.peers.node_at(peer) else {
+        let Some(sender) = self.peers().node_at(peer) else {
             let what = format!("{} of a peer without a role here", message.kind());
             self.station.dismiss(peer, &what);
             self.dismissed.insert(peer);
             return Ok(());
         };
         let parcel = self.read(sender, message, arrived);
-        match (parcel.and_then(|parcel| Ok(self.nodes.deliver(parcel)?)), sender) {
-            (Ok(_), _) => Ok(()),
-            (Err(error), NodeAddress::Tier2(_, lane)) => {
-                self.station.dismiss(peer, &error);
+        match parcel.and_then(|parcel| Ok(self.nodes.deliver(parcel)?)) {
+            Ok(_) => Ok(()),
+            Err(lie) => {
                 self.dismissed.insert(peer);
-                self.nodes.lose_lane(lane);
-                self.station.tell_dispatcher(&Control::LaneLied(lane, error.to_string()))
+                if let NodeAddress::Tier2(_, lane) = sender {
+                    self.nodes.lose_lane(lane);
+                }
+                self.station.send_away(peer, lie)
             }
-            (Err(error), _) => Err(error),
         }
     }
 

@@ -4,6 +4,8 @@ use crate::control::Link;
 use crate::layout::{Crowd, Layout};
 use glinthawk_compute::Isa;
 use glinthawk_model::{Model, ModelIdentity};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// What a cluster is to be.
 pub struct ClusterSpec<'a> {
@@ -14,7 +16,7 @@ pub struct ClusterSpec<'a> {
     /// Says what the shape is once workers are known, if that is left to them.
     pub settle: Option<Settle<'a>>,
     /// The model.
-    pub model: &'a Model,
+    pub model: &'a Arc<Model>,
     /// Identity of its weights, which a worker's own disk must match.
     pub identity: ModelIdentity,
     /// The name by which workers look for it on their own disks.
@@ -27,6 +29,10 @@ pub struct ClusterSpec<'a> {
     pub context_memory_bytes: Option<u64>,
     /// The same for Tier-1 nodes, if it is another.
     pub own_memory_bytes: Option<u64>,
+    /// Workers that wait for a place beside those that have one.
+    pub spares: usize,
+    /// How long a pipeline waits for another worker in a lost Tier-1 node's place, and the job for a lane.
+    pub replace_within: Duration,
     /// Artificial link between the tiers.
     pub link: Link,
     /// Whether nodes record timelines.

@@ -3,12 +3,17 @@
 use crate::complaints::Complaints;
 use crate::control::{Control, Link, Role};
 use crate::error::ClusterError;
-use crate::net::{ConnectError, Controller, Event, HandshakeError, LinkShape, LostReason, Peer};
+use crate::neighbours::Neighbours;
+use crate::net::{
+    ConnectError, Controller, Event, HandshakeError, LinkShape, LostReason, Peer, SendError,
+};
 use crate::news::WorkerNews;
 use crate::report::{NodeReport, peak_memory_bytes};
 use glinthawk_compute::Threads;
 use glinthawk_flight::{Buffer, HEADER_BYTES, Kind, Message};
+use glinthawk_protocol::NodeAddress;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -33,11 +38,18 @@ pub(crate) struct Station {
     pub controller: Arc<Controller>,
     pub dispatcher: Peer,
     pub role: Role,
+    pub neighbours: Neighbours,
+    /// Set when somebody wants it to leave.
+    pub leaving: Arc<AtomicBool>,
+    /// Whether the dispatcher knows of that.
+    pub said_leaving: AtomicBool,
+    /// Whether the dispatcher knows that it can begin.
+    pub is_ready: AtomicBool,
     /// The threads of its kernels.
     pub threads: Arc<Threads>,
     /// Hears what this worker does.
     pub news: fn(WorkerNews<'_>),
-    /// Introductions that arrived while waiting for something else.
+    /// Introductions, and what the dispatcher said, that arrived while waiting for something else.
     pub stash: Mutex<VecDeque<Event>>,
     /// Keeps strangers out of the log.
     pub complaints: Mutex<Complaints>,
@@ -51,8 +63,6 @@ pub(crate) enum Heard {
     ReportWanted,
     /// A lane's contexts are gone.
     LaneLost(u32),
-    /// A neighbour is gone, and how.
-    Lost(Peer, ClusterError),
     /// The job is over.
     Over,
     /// Nothing that concerns the role.
@@ -68,15 +78,159 @@ impl Station {
 
     /// What the next event in a letter box means, waiting for at most `wait`. The first one is the whole process's.
     pub(crate) fn hear(
-        &self,
+        self: &Arc<Self>,
         letter_box: usize,
         wait: Duration,
     ) -> Result<Option<Heard>, ClusterError> {
         let event = match letter_box {
-            0 => self.next(wait),
+            0 => match self.next(wait) {
+                Some(event) => self.settle(event)?,
+                None => None,
+            },
             _ => self.controller.recv_in(letter_box, wait),
         };
         event.map(|event| self.understand(event)).transpose()
+    }
+
+    /// Does what an event means for the process's neighbours. What is left of it is for the role.
+    pub(crate) fn settle(self: &Arc<Self>, event: Event) -> Result<Option<Event>, ClusterError> {
+        match &event {
+            Event::Message { peer, message, .. } if message.kind() == Kind::Control => {
+                match *peer == self.dispatcher {
+                    true => self.obey(&Control::read(message)?)?,
+                    false => return self.meet(*peer, message).map(|()| None),
+                }
+            }
+            Event::Lost { peer, reason } if *peer != self.dispatcher => {
+                self.lose(*peer, reason)?;
+                return Ok(None);
+            }
+            _ => {}
+        }
+        Ok(Some(event))
+    }
+
+    fn obey(self: &Arc<Self>, control: &Control) -> Result<(), ClusterError> {
+        let lane = self.role.lane;
+        let replaced = match control {
+            Control::Await(caller, pass) if lane.is_none() => {
+                let replaced = self.neighbours.expect(&self.role, (*caller, *pass));
+                self.tell_dispatcher(&Control::Awaiting(*pass))?;
+                replaced
+            }
+            Control::Dial(address, pass) => {
+                let replaced = self.neighbours.begin_dial(self.dialled(), *pass);
+                let (station, address, pass) = (Arc::clone(self), address.clone(), *pass);
+                std::thread::spawn(move || station.redial(&address, pass));
+                replaced
+            }
+            _ => None,
+        };
+        if let Some(peer) = replaced {
+            // What its last host still says is of no use.
+            self.controller.dismiss(peer);
+        }
+        Ok(())
+    }
+
+    /// The node that this process dials.
+    fn dialled(&self) -> NodeAddress {
+        NodeAddress::Tier1(self.role.slice + usize::from(self.role.lane.is_none()))
+    }
+
+    fn redial(&self, address: &str, pass: u64) {
+        let done = match dial(&self.controller, address, PATIENCE) {
+            Ok(peer) if self.neighbours.end_dial(self.dialled(), peer, pass) => {
+                self.greet(peer, pass)
+            }
+            Ok(peer) => {
+                self.controller.dismiss(peer);
+                Ok(())
+            }
+            Err(error) => self.tell_dispatcher(&Control::LinkLost(pass, error.to_string())),
+        };
+        if let Err(error) = done {
+            // The dispatcher is gone, or the new host is, and says so or is told so by itself.
+            tracing::info!(%error, "a neighbour was not met");
+        }
+    }
+
+    /// Says who is calling, to a neighbour that was dialled.
+    fn greet(&self, peer: Peer, pass: u64) -> Result<(), ClusterError> {
+        let introduction = Control::Introduce(self.role.lane, pass);
+        self.controller.send(peer, introduction.message(Buffer::default()))?;
+        if self.role.lane.is_some() {
+            self.shape(peer);
+        }
+        Ok(())
+    }
+
+    /// Takes control of another peer than the dispatcher: the introduction of a neighbour, or nothing that it may say.
+    fn meet(&self, peer: Peer, message: &Message) -> Result<(), ClusterError> {
+        if let Some((node, _)) = self.neighbours.known(peer) {
+            let lie = format!("{} was sent control by {node:?}", self.role.name());
+            return self.send_away(peer, ClusterError::Control(lie));
+        }
+        let introduced = match Control::read(message) {
+            Ok(Control::Introduce(caller, pass)) => {
+                self.neighbours.introduce(&self.role, peer, (caller, pass))
+            }
+            _ => None,
+        };
+        match introduced {
+            Some(NodeAddress::Tier2(..)) => self.shape(peer),
+            Some(_) => {}
+            None => {
+                self.dismiss(peer, &"no introduction of a neighbour");
+                return Ok(());
+            }
+        }
+        // Before the job begins, all are awaited by whom they introduce themselves to.
+        match self.neighbours.known(peer) {
+            Some((_, pass)) if self.is_ready.load(Ordering::Relaxed) => {
+                self.tell_dispatcher(&Control::Met(pass))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A lie costs a neighbour its place. The dispatcher's word counts, and a Tier-2 node that tells lies of its Tier-1
+    /// node loses its own place: so it cannot cost more than that.
+    pub(crate) fn send_away(&self, peer: Peer, lie: ClusterError) -> Result<(), ClusterError> {
+        match self.neighbours.known(peer) {
+            None => {}
+            Some((NodeAddress::Dispatcher, _)) => return Err(lie),
+            Some(_) if self.role.lane.is_some() => return Err(lie),
+            Some((_, pass)) => {
+                self.neighbours.remove(peer);
+                let reason = format!("it was sent away for {lie}");
+                self.tell_dispatcher(&Control::LinkLost(pass, reason))?;
+            }
+        }
+        self.dismiss(peer, &lie);
+        Ok(())
+    }
+
+    /// A neighbour is gone. A Tier-1 node says so: if only the connection broke, nobody else knows. A Tier-2 node waits
+    /// for its next one.
+    fn lose(&self, peer: Peer, reason: &LostReason) -> Result<(), ClusterError> {
+        let Some((_, pass)) = self.neighbours.remove(peer) else { return Ok(()) };
+        // Neighbours leave when the dispatcher does; its goodbye is on the way.
+        if *reason == LostReason::Goodbye || self.role.lane.is_some() {
+            return Ok(());
+        }
+        let reason = format!("its neighbour {} heard: {reason}", self.role.name());
+        self.tell_dispatcher(&Control::LinkLost(pass, reason))
+    }
+
+    /// Tells the dispatcher, once, that this worker is wanted to leave.
+    pub(crate) fn heed_leaving(&self) -> Result<(), ClusterError> {
+        let is_wanted = self.leaving.load(Ordering::Relaxed);
+        if is_wanted && !self.said_leaving.swap(true, Ordering::Relaxed) {
+            (self.news)(WorkerNews::Leaving);
+            self.tell_dispatcher(&Control::Leaving)?;
+        }
+        Ok(())
     }
 
     fn understand(&self, event: Event) -> Result<Heard, ClusterError> {
@@ -88,25 +242,25 @@ impl Station {
                 match Control::read(&message)? {
                     Control::Report => Ok(Heard::ReportWanted),
                     Control::LaneLost(lane) => Ok(Heard::LaneLost(lane)),
+                    Control::Leave => Ok(Heard::Over),
+                    Control::Await(..) | Control::Dial(..) => Ok(Heard::Nothing),
                     other => Err(ClusterError::Control(format!("a worker was sent {other:?}"))),
                 }
             }
             Event::Message { peer, message, received_at } => {
                 Ok(Heard::Message(peer, message, received_at))
             }
-            Event::Lost { peer, reason: LostReason::Goodbye } if peer == self.dispatcher => {
+            Event::Lost { peer, reason }
+                if peer == self.dispatcher
+                    && (reason == LostReason::Goodbye
+                        || self.said_leaving.load(Ordering::Relaxed)) =>
+            {
                 Ok(Heard::Over)
             }
-            // Neighbours leave when the dispatcher does; its goodbye is on the way.
-            Event::Lost { reason: LostReason::Goodbye, .. } => Ok(Heard::Nothing),
             Event::Lost { peer, reason } if peer == self.dispatcher => {
                 Err(ClusterError::DispatcherLost(reason.to_string()))
             }
-            Event::Lost { peer, reason } => {
-                let name = format!("at the other end of {peer}");
-                let error = ClusterError::Lost { name, reason: reason.to_string() };
-                Ok(Heard::Lost(peer, error))
-            }
+            Event::Lost { .. } => Ok(Heard::Nothing),
         }
     }
 
@@ -122,23 +276,23 @@ impl Station {
     /// Keeps what came while something else was waited for.
     pub(crate) fn keep(&self, event: Event) {
         let mut stash = self.stash.lock().expect("no panic with the stash");
+        if matches!(event, Event::Message { peer, .. } if peer == self.dispatcher) {
+            return stash.push_back(event);
+        }
         keep_introduction(&self.controller, &mut stash, event);
     }
 
+    /// Tells the dispatcher. If it is gone, that is among the events, and how.
     pub(crate) fn tell_dispatcher(&self, control: &Control) -> Result<(), ClusterError> {
-        Ok(self.controller.send(self.dispatcher, control.message(Buffer::default()))?)
+        sent(self.controller.send(self.dispatcher, control.message(Buffer::default())))
     }
 
     /// Dials the neighbour of the role and says who is calling.
-    pub(crate) fn dial_neighbour(
-        &self,
-        introduction: Option<u32>,
-    ) -> Result<Option<Peer>, ClusterError> {
-        let Some((address, pass)) = &self.role.dial else { return Ok(None) };
+    pub(crate) fn dial_neighbour(&self) -> Result<(), ClusterError> {
+        let Some((address, pass)) = &self.role.dial else { return Ok(()) };
         let peer = self.dial_watching(address)?;
-        let introduction = Control::Introduce(introduction, *pass);
-        self.controller.send(peer, introduction.message(Buffer::default()))?;
-        Ok(Some(peer))
+        self.neighbours.insert(self.dialled(), peer, *pass);
+        self.greet(peer, *pass)
     }
 
     /// Dials on another thread, to notice at once if the dispatcher leaves meanwhile.
@@ -165,6 +319,7 @@ impl Station {
 
     /// Says that it can begin, here and to the dispatcher.
     pub(crate) fn ready(&self) -> Result<Instant, ClusterError> {
+        self.is_ready.store(true, Ordering::Relaxed);
         self.tell_dispatcher(&Control::Ready)?;
         (self.news)(WorkerNews::Ready);
         Ok(Instant::now())
@@ -195,6 +350,14 @@ impl Station {
             reports[0].peak_memory_bytes = peak_memory_bytes();
         }
         self.tell_dispatcher(&Control::Reported(reports))
+    }
+}
+
+/// What became of a message. That its receiver is gone is learned from the events.
+pub(crate) fn sent(outcome: Result<(), SendError>) -> Result<(), ClusterError> {
+    match outcome {
+        Err(SendError::Gone(_) | SendError::Stopped) => Ok(()),
+        other => Ok(other?),
     }
 }
 

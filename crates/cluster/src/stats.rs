@@ -82,8 +82,14 @@ pub struct RunStats {
     pub context_memory_used_max_bytes: u64,
     /// Nodes lost during the run.
     pub failures: u64,
+    /// Workers that took the place of a node that was lost or left.
+    pub nodes_replaced: u64,
+    /// Steps that were launched again because a node was lost that they passed through.
+    pub steps_relaunched: u64,
     /// Prompts whose context was dropped and recomputed.
     pub prompts_recomputed: u64,
+    /// Of those, because the context was lost with a node.
+    pub prompts_lost: u64,
     /// Rows computed again because of that.
     pub rows_recomputed: u64,
     /// Peak resident memory of all processes together, in bytes.
@@ -182,7 +188,7 @@ impl StepTime {
 impl RunStats {
     /// Of a run that had nothing to do.
     pub fn of_nothing(setting: Setting) -> Self {
-        Self::new(setting, &DispatcherStats::default(), &[], 0.0, (0, 0.0), 0)
+        Self::new(setting, &DispatcherStats::default(), &[], 0.0, (0, 0.0), (0, 0))
     }
 
     /// Puts a run's figures together; `steps` are their number and the sum of their seconds.
@@ -192,7 +198,7 @@ impl RunStats {
         nodes: &[NodeReport],
         wall_s: f64,
         steps: (u64, f64),
-        failures: u64,
+        (failures, nodes_replaced): (u64, u64),
     ) -> Self {
         let of_tier = |tier: u8| nodes.iter().filter(move |node| node.tier == tier);
         let batches: u64 = of_tier(1).map(|node| node.batches).sum();
@@ -220,7 +226,10 @@ impl RunStats {
             context_memory_used_max_bytes: u64::from(dispatcher.pages_used_max)
                 * setting.page_bytes,
             failures,
+            nodes_replaced,
+            steps_relaunched: dispatcher.relaunches,
             prompts_recomputed: dispatcher.preemptions + dispatcher.prompts_lost,
+            prompts_lost: dispatcher.prompts_lost,
             rows_recomputed: dispatcher.rows_recomputed,
             peak_memory_bytes: peak_memory_bytes() + others_bytes,
             setting,

@@ -51,14 +51,15 @@ impl DispatcherWeights {
         loop {
             match station.controller.recv(Duration::from_secs(1)) {
                 None => {}
-                Some(Event::Message { peer, message, .. })
+                Some(Event::Message { peer, message, received_at })
                     if peer == station.dispatcher && message.kind() == Kind::Control =>
                 {
-                    return match Control::read(&message).map_err(|error| error.to_string())? {
-                        Control::Fetched => Ok(message.into_payload()),
-                        Control::NotFetched(reason) => Err(reason),
-                        other => Err(format!("the dispatcher answered {other:?}")),
-                    };
+                    match Control::read(&message).map_err(|error| error.to_string())? {
+                        Control::Fetched => return Ok(message.into_payload()),
+                        Control::NotFetched(reason) => return Err(reason),
+                        // It is about neighbours, who come later.
+                        _ => station.keep(Event::Message { peer, message, received_at }),
+                    }
                 }
                 Some(Event::Lost { peer, reason }) if peer == station.dispatcher => {
                     return Err(format!("the dispatcher is gone: {reason}"));

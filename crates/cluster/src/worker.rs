@@ -4,6 +4,7 @@
 use crate::complaints::Complaints;
 use crate::control::{Control, GpuOffer, Offer, Role};
 use crate::error::ClusterError;
+use crate::neighbours::Neighbours;
 use crate::net::{Config, Controller, Encryption, Event, Peer, Token};
 use crate::news::WorkerNews;
 use crate::processes::keep_to_cores;
@@ -14,6 +15,7 @@ use glinthawk_compute::{CpuBackend, Isa, Threads};
 use glinthawk_flight::{Buffer, Pool};
 use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -45,6 +47,10 @@ pub struct WorkerOptions {
     pub memory_bytes: u64,
     /// Whether it looks for the dispatcher for as long as it takes.
     pub patient: bool,
+    /// Set when it has a role, and can leave it in order.
+    pub has_role: Arc<AtomicBool>,
+    /// Set by somebody who wants it to leave its role in order.
+    pub leaving: Arc<AtomicBool>,
     /// Hears what it does.
     pub news: fn(WorkerNews<'_>),
 }
@@ -89,11 +95,16 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     controller.send(dispatcher, Control::Offer(offer).message(Buffer::default()))?;
     let mut stash = VecDeque::new();
     let role = wait_for_role(&controller, dispatcher, &mut stash)?;
+    options.has_role.store(true, Ordering::Relaxed);
     (options.news)(WorkerNews::Joined(&role));
     let threads = Arc::new(Threads::new(options.threads)?);
     let station = Arc::new(Station {
         controller,
         dispatcher,
+        neighbours: Neighbours::new(&role),
+        leaving: Arc::clone(&options.leaving),
+        said_leaving: AtomicBool::new(false),
+        is_ready: AtomicBool::new(false),
         role,
         threads: Arc::clone(&threads),
         news: options.news,
@@ -119,6 +130,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         _ = station.tell_dispatcher(&Control::Failed(error.to_string()));
     }
     station.controller.shutdown();
+    options.has_role.store(false, Ordering::Relaxed);
     outcome
 }
 

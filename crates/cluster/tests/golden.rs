@@ -205,7 +205,7 @@ impl Fabric for Relaunching {
                     events.push(FabricEvent::Home(home));
                 }
                 FabricEvent::Home(_) => {}
-                FabricEvent::LanesLost { error, .. } => return Err(error),
+                _ => panic!("one process loses no node"),
             }
         }
         Ok(())

@@ -44,6 +44,22 @@ pub struct ShardId {
 pub struct StepId {
     /// The shard.
     pub shard: ShardId,
-    /// Counts the launches of the shard, from 1.
+    /// Counts the launches of the shard, from 1. Its upper half is the generation of the lane.
     pub epoch: u64,
+}
+
+impl StepId {
+    /// Bits of an epoch below the generation.
+    const GENERATION_SHIFT: u32 = 32;
+
+    /// How often the shard's lane had been opened again when the step was launched. What is left of an earlier
+    /// generation belongs to contexts that are gone.
+    pub fn generation(&self) -> u64 {
+        self.epoch >> Self::GENERATION_SHIFT
+    }
+
+    /// The epoch before the first of a generation.
+    pub fn epoch_before(generation: u64) -> u64 {
+        generation << Self::GENERATION_SHIFT
+    }
 }

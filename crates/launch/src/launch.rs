@@ -10,13 +10,18 @@ use crate::secret::{cluster_secret, encryption, random};
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
     ClusterError, ClusterSpec, Engine, Fabric, GpuFabric, Kernels, Kinds, Layout, LocalFabric,
-    LocalWorker, Muster, Offered, Processes,
+    LocalWorker, Muster, Offered, Processes, Restarts,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long a pipeline waits for another worker in a lost Tier-1 node's place, unless somebody says.
+const REPLACE_WITHIN: Duration = Duration::from_secs(60);
 
 /// An engine and the local processes it runs on, if any: they end after it.
 pub struct Running {
+    _restarts: Option<Restarts>,
     /// The engine.
     pub engine: Engine,
     /// What its kernels run on, which decides the bits of its results.
@@ -58,7 +63,7 @@ fn launch_here(
     let setting = resolved.setting(opened, layout, &kinds, *threads, memory_bytes);
     let lane_pages = vec![pages; layout.lanes()];
     let engine = Engine::new(fabric, model.config(), layout, lane_pages, setting);
-    Ok(Running { engine, kinds, _processes: None })
+    Ok(Running { _restarts: None, engine, kinds, _processes: None })
 }
 
 /// Gathers a cluster, starting its workers first unless they come from elsewhere.
@@ -77,7 +82,7 @@ fn launch_cluster(
     let (muster, bound) =
         Muster::listen(address, Token::new(&token), encryption(topology.insecure))?;
     let (tier1, tier2) = layout.nodes();
-    let workers = tier1 + tier2;
+    let workers = tier1 + tier2 + topology.spares as usize;
     let own_memory_bytes = topology.own_memory_bytes();
     let mut processes = match topology.listen {
         Some(_) => {
@@ -114,6 +119,8 @@ fn launch_cluster(
         own_batch: resolved.own_batch,
         context_memory_bytes: resolved.memory_wanted_bytes,
         own_memory_bytes,
+        spares: topology.spares as usize,
+        replace_within: topology.replace_within.unwrap_or(REPLACE_WITHIN),
         link: topology.link(),
         trace: resolved.trace,
     };
@@ -127,6 +134,7 @@ fn launch_cluster(
         });
         processes.as_mut().map_or(Ok(()), Processes::check)
     })?;
+    let restarts = processes.as_ref().map(Processes::restart).transpose()?;
     if mustered.kinds.are_mixed() {
         tell(LaunchNews::MixedKinds(&mustered.kinds));
     }
@@ -135,7 +143,7 @@ fn launch_cluster(
     let (fabric, layout) = (Box::new(mustered.fabric), &mustered.layout);
     let setting = resolved.setting(opened, layout, &kinds, mustered.threads, memory_bytes);
     let engine = Engine::new(fabric, opened.model.config(), layout, mustered.lane_pages, setting);
-    Ok(Running { engine, kinds, _processes: processes })
+    Ok(Running { _restarts: restarts, engine, kinds, _processes: processes })
 }
 
 /// The shape that promises most on these workers, where nobody has said what they should be.

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 /// A model, opened, with what its text needs.
 pub struct Opened {
     /// The weights.
-    pub model: Model,
+    pub model: Arc<Model>,
     /// Tokenizer, template and limits. Its identity is still empty: a job needs `identified`.
     pub served: Arc<ServedModel>,
     /// The GPU that it will run on; none is the CPU.
@@ -34,7 +34,7 @@ impl Opened {
         let local = specification.local_devices()?.into_iter().map(with_kind);
         let local = local.collect::<Result<_, _>>()?;
         let (model, served) = open(&specification.model, specification.context_max, tell)?;
-        let served = Arc::new(served);
+        let (model, served) = (Arc::new(model), Arc::new(served));
         Ok(Self { model, served, device, local, weights_identity: OnceLock::new() })
     }
 
@@ -42,7 +42,7 @@ impl Opened {
     pub(crate) fn shortened(&self, layers: usize) -> Self {
         let config = ModelConfig { layers, ..self.model.config().clone() };
         Self {
-            model: Model::random(self.model.name().to_owned(), config),
+            model: Arc::new(Model::random(self.model.name().to_owned(), config)),
             served: Arc::clone(&self.served),
             device: self.device.clone(),
             local: Vec::new(),

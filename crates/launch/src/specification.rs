@@ -67,6 +67,10 @@ pub struct Topology {
     pub listen: Option<String>,
     /// How many workers join there.
     pub workers: Option<u32>,
+    /// How many more join and wait for a place.
+    pub spares: u32,
+    /// How long a pipeline waits for another worker in a lost Tier-1 node's place.
+    pub replace_within: Option<Duration>,
     /// File that holds the secret of such a cluster; `None` takes it from the environment.
     pub secret_file: Option<PathBuf>,
     /// Whether connections to other machines are plain.
@@ -116,8 +120,11 @@ impl Specification {
         if let Some((option, _)) = of_tier2.iter().find(|(_, given)| *given && tier2 == 0) {
             return Err(LaunchError::NoTier2(option));
         }
-        let of_listening =
-            [("--secret-file", topology.secret_file.is_some()), ("--insecure", topology.insecure)];
+        let of_listening = [
+            ("--secret-file", topology.secret_file.is_some()),
+            ("--insecure", topology.insecure),
+            ("--spares", topology.spares > 0),
+        ];
         if let Some((option, _)) = of_listening.iter().find(|(_, given)| *given)
             && topology.listen.is_none()
         {

@@ -90,7 +90,9 @@ fn protocol_seconds(configuration: &Configuration, steps: u32) -> f64 {
             run_ahead: false,
             sharing: false,
         },
-        deaths: Vec::new(),
+        faults: Vec::new(),
+        load_ns: 0,
+        replace_within_ns: 0,
     };
     let prompts = (0..configuration.rows() * configuration.flights).map(|id| {
         let tokens = vec![id as u32 % 7];

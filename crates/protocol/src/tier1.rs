@@ -4,7 +4,7 @@
 use crate::message::{Attend, Attended, Home, Launch, Merge, Parcel};
 use crate::pace::{BatchKind, Pace};
 use glinthawk_flight::{Generated, ShardId, StepId};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// A step that Tier 1 works on.
 #[derive(Debug)]
@@ -148,7 +148,8 @@ pub struct Tier1Node<P> {
     /// Until when it waits for the rest of a flight.
     patient_until_ns: Option<u64>,
     pace: Pace,
-    lost_lanes: BTreeSet<u32>,
+    /// The newest generation of each lane that came, and whether that is lost.
+    generations: BTreeMap<u32, (u64, bool)>,
 }
 
 impl<P> Tier1Node<P> {
@@ -166,7 +167,7 @@ impl<P> Tier1Node<P> {
             computed_ns: 0,
             patient_until_ns: None,
             pace: Pace::default(),
-            lost_lanes: BTreeSet::new(),
+            generations: BTreeMap::new(),
         }
     }
 
@@ -174,11 +175,18 @@ impl<P> Tier1Node<P> {
     /// the place of an older one of its shard, which is abandoned. `false`: it is old news itself.
     pub fn arrive(&mut self, launch: Launch, payload: P) -> bool {
         let StepId { shard, epoch } = launch.step;
+        let generation = launch.step.generation();
+        match self.generations.get(&shard.lane) {
+            Some((newest, _)) if generation > *newest => self.forget_lane(shard.lane),
+            Some((newest, lost)) if generation < *newest || *lost => return false,
+            _ => {}
+        }
+        self.generations.insert(shard.lane, (generation, false));
         let empty = || Flight { shards: BTreeMap::new(), whole: None };
         let flight = self.flights.entry(shard.flight).or_insert_with(empty);
         let known = flight.shards.get(&shard.lane);
         let (newest, lap) = known.map_or((0, 0), |visitor| (visitor.epoch, visitor.lap));
-        if epoch <= newest || self.lost_lanes.contains(&shard.lane) {
+        if epoch <= newest {
             return false;
         }
         let first = flight.shards.values().map(|visitor| visitor.lap).max().unwrap_or(0);
@@ -195,7 +203,11 @@ impl<P> Tier1Node<P> {
 
     /// Forgets the steps of a lane whose contexts are gone, and those still on their way here.
     pub fn lose_lane(&mut self, lane: u32) {
-        self.lost_lanes.insert(lane);
+        self.generations.entry(lane).or_default().1 = true;
+        self.forget_lane(lane);
+    }
+
+    fn forget_lane(&mut self, lane: u32) {
         let flights: Vec<u32> = self.flights.keys().copied().collect();
         for flight in flights {
             let shards = &mut self.flights.get_mut(&flight).expect("it is there").shards;

@@ -56,6 +56,8 @@ pub struct Tier2Node<P> {
     pages: u32,
     page_positions: u32,
     slots: Vec<Slot>,
+    /// The newest generation of the lane that came. What is left of an earlier one belongs to contexts that are gone.
+    generation: u64,
     /// The epoch and layer of the last message of each shard. What is not later than that belongs to an
     /// abandoned step or came before, and its pages may be another prompt's by now.
     newest: HashMap<ShardId, (u64, u32)>,
@@ -72,6 +74,7 @@ impl<P> Tier2Node<P> {
             pages,
             page_positions,
             slots: vec![Slot::default(); slots as usize],
+            generation: 0,
             newest: HashMap::new(),
             messages: 0,
             ready: BTreeMap::new(),
@@ -81,12 +84,19 @@ impl<P> Tier2Node<P> {
 
     /// Takes rows to attend. `false`: they are old news, and no page was touched for them.
     pub fn take(&mut self, attend: Attend, payload: P) -> Result<bool, Tier2Error> {
+        let generation = attend.step.generation();
         let newest = self.newest.get(&attend.step.shard).copied();
+        if generation < self.generation {
+            return Ok(false);
+        }
         if newest.is_some_and(|newest| (attend.step.epoch, attend.layer) <= newest) {
             return Ok(false);
         }
         self.check(&attend)?;
-        if newest.is_some_and(|(epoch, _)| epoch < attend.step.epoch) {
+        if generation > self.generation {
+            self.generation = generation;
+            self.ready.clear();
+        } else if newest.is_some_and(|(epoch, _)| epoch < attend.step.epoch) {
             self.abandon(attend.step.shard);
         }
         self.newest.insert(attend.step.shard, (attend.step.epoch, attend.layer));
@@ -96,6 +106,11 @@ impl<P> Tier2Node<P> {
         }
         self.ready.entry(attend.layer).or_default().push_back(Tier2Work { attend, payload });
         Ok(true)
+    }
+
+    /// Works that wait: one for each shard at most.
+    pub fn waiting(&self) -> usize {
+        self.ready.values().map(VecDeque::len).sum()
     }
 
     /// Forgets the rows of a shard that wait.

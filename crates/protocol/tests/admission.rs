@@ -70,7 +70,9 @@ fn cluster(lane_pages: Vec<u32>, own_lane: Option<LaneShape>) -> SimulatedCluste
             run_ahead: false,
             sharing: false,
         },
-        deaths: Vec::new(),
+        faults: Vec::new(),
+        load_ns: 0,
+        replace_within_ns: 0,
     }
 }
 

@@ -135,6 +135,7 @@ impl Dispatcher {
         let waits_for_own = (0..).zip(&self.lanes).any(|(number, lane)| {
             self.config.is_filled_first(number)
                 && !lane.lost
+                && !lane.leaving
                 && !lane.slots_free.is_empty()
                 && needs[number as usize].leave_room(wanted[number as usize], lane.pages.total())
         });
@@ -158,6 +159,7 @@ impl Dispatcher {
                 || (pages.available() >= first_pages
                     && needs[lane].leave_room(wanted[lane], pages.total()));
             admits
+                && !self.lanes[lane].leaving
                 && shard.flight < flights
                 && manifest.rows < rows_max
                 && self.shards[shard].seated.len() < rows_max as usize
@@ -227,7 +229,11 @@ impl Dispatcher {
     /// computing their contexts again takes less time than going on where they are. They are no more than it has rows
     /// for.
     fn recall(&mut self, open: &[ShardId]) {
-        if self.config.own_lane.is_none() || self.lanes[0].lost || !self.queue.is_empty() {
+        if self.config.own_lane.is_none()
+            || self.lanes[0].lost
+            || self.lanes[0].leaving
+            || !self.queue.is_empty()
+        {
             return;
         }
         let mut room = self.lanes[0].slots_free.len() as u32;
@@ -254,7 +260,8 @@ impl Dispatcher {
     /// weights.
     fn is_too_small(&self, shard: ShardId, rows: u32) -> bool {
         let is_beside = self.config.own_lane.is_some() && shard.lane != 0;
-        is_beside && !self.lanes[0].lost && 2 * (rows as usize) < self.own_rows()
+        let own_is_there = !self.lanes[0].lost && !self.lanes[0].leaving;
+        is_beside && own_is_there && 2 * (rows as usize) < self.own_rows()
     }
 
     /// Has all prompts of a shard that is home wait for lane 0.

@@ -2,10 +2,12 @@
 //! and turns tokens that come home into completions. It decides everything that two nodes would
 //! have to agree on, and does no I/O.
 
+mod check;
 mod config;
 mod entry;
 mod fill;
 mod flights;
+mod lanes;
 mod need;
 mod pages;
 mod sharing;
@@ -43,6 +45,10 @@ pub enum DispatcherEvent {
     Relaunch(StepId),
     /// A lane's contexts are gone. Its prompts are computed again elsewhere.
     LaneLost(u32),
+    /// All nodes of a lane that was lost are there again, with no contexts.
+    LaneOpened(u32),
+    /// A lane is to be lost soon: no further context begins there.
+    LaneLeaving(u32),
 }
 
 /// What the dispatcher wants done.
@@ -154,7 +160,11 @@ struct ShardState {
 struct Lane {
     pages: PagePool,
     slots_free: Vec<u32>,
+    /// How often it was opened again.
+    generation: u64,
     lost: bool,
+    /// Whether no further context begins there.
+    leaving: bool,
     /// How long its steps take; `None` before the first came home. It falls at once and rises slowly, because steps in
     /// which prompts begin take longer than those that follow.
     step_ns: Option<u64>,
@@ -198,15 +208,8 @@ impl Dispatcher {
         assert!(pages_min > 0, "a lane without pages");
         let context_fits = pages_min.saturating_mul(config.page_positions);
         let context_max = config.context_max.min(context_fits);
-        let lanes = (0..).zip(&config.lane_pages).map(|(lane, &pages)| Lane {
-            pages: PagePool::new(pages),
-            slots_free: (0..config.lane_shape(lane).slots()).rev().collect(),
-            lost: false,
-            step_ns: None,
-            computing: HashMap::new(),
-            promised: HashMap::new(),
-        });
-        let lanes: Vec<Lane> = lanes.collect();
+        let lanes: Vec<Lane> =
+            (0..config.lane_pages.len() as u32).map(|lane| Lane::new(&config, lane, 0)).collect();
         let shards = (0..lanes.len() as u32)
             .flat_map(|lane| config.flights_of(lane).map(move |flight| ShardId { flight, lane }))
             .map(|shard| (shard, ShardState::default()))
@@ -227,7 +230,7 @@ impl Dispatcher {
     /// Whether another prompt should be submitted now. Enough prompts should wait to fill every free
     /// seat and the shards that come home next.
     pub fn wants_prompts(&self) -> bool {
-        let left = (0..).zip(&self.lanes).filter(|(_, lane)| !lane.lost);
+        let left = (0..).zip(&self.lanes).filter(|(_, lane)| !lane.lost && !lane.leaving);
         let (mut rows, mut seats) = (0, 0);
         for (lane, _) in left {
             let shape = self.config.lane_shape(lane);
@@ -242,16 +245,6 @@ impl Dispatcher {
     /// Whether no prompt is inside.
     pub fn is_idle(&self) -> bool {
         self.entries.is_empty()
-    }
-
-    /// Lanes, lost ones included.
-    pub fn lanes(&self) -> usize {
-        self.lanes.len()
-    }
-
-    /// Lanes that were not lost.
-    pub fn lanes_left(&self) -> usize {
-        self.lanes.iter().filter(|lane| !lane.lost).count()
     }
 
     /// Prompts inside, seated or waiting.
@@ -289,6 +282,8 @@ impl Dispatcher {
             DispatcherEvent::Home(home) => self.home(home, now_ns, actions),
             DispatcherEvent::Relaunch(step) => self.relaunch(step, actions),
             DispatcherEvent::LaneLost(lane) => self.lose_lane(lane, now_ns, actions),
+            DispatcherEvent::LaneOpened(lane) => self.open_lane(lane),
+            DispatcherEvent::LaneLeaving(lane) => self.lanes[lane as usize].leaving = true,
         }
         self.count_pages();
     }
@@ -464,32 +459,6 @@ impl Dispatcher {
     fn drop_context(&mut self, id: PromptId) {
         self.queue.insert(self.entries[&id].rank());
         self.unseat(id);
-    }
-
-    /// Gives up everything on a lane, for good. Its steps in the air no longer count: what is left
-    /// of them finds no shard that waits for it.
-    fn lose_lane(&mut self, lane: u32, now_ns: u64, actions: &mut Vec<DispatcherAction>) {
-        self.lanes[lane as usize].lost = true;
-        let shards = self.shards.iter_mut().filter(|(shard, _)| shard.lane == lane);
-        let mut seated = Vec::new();
-        for (_, state) in shards {
-            state.in_air = false;
-            state.aboard.clear();
-            state.ahead = None;
-            seated.extend_from_slice(&state.seated);
-        }
-        for id in seated {
-            let entry = self.entries.get_mut(&id).expect("seated prompts have an entry");
-            let seat = entry.seat.as_mut().expect("it is on the lane");
-            (seat.rows_in_air, seat.tokens_in_air) = (0, 0);
-            let stopped = entry.stop_after.map(|_| (Finish::Stop, now_ns));
-            if let Some((finish, over_ns)) = entry.over.or(stopped) {
-                self.finish(id, finish, over_ns, actions);
-            } else {
-                self.stats.prompts_lost += 1;
-                self.drop_context(id);
-            }
-        }
     }
 
     /// Tokens that a prompt is expected to generate beside those it has.

@@ -85,6 +85,16 @@ impl PagePool {
         self.counter
     }
 
+    /// Checks that every page has this many holders, and that those without are free or kept.
+    pub(super) fn check(&self, holders: &[u32]) {
+        for (number, (page, &expected)) in self.pages.iter().zip(holders).enumerate() {
+            assert_eq!(page.holders, expected, "holders of page {number}");
+        }
+        let held = holders.iter().filter(|count| **count > 0).count();
+        let known = held + self.free.len() + self.idle.len();
+        assert_eq!(known, self.pages.len(), "pages are not conserved");
+    }
+
     /// A page to write on.
     pub(super) fn take(&mut self) -> Option<u32> {
         let page = match self.free.pop() {

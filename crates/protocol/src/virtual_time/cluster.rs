@@ -1,13 +1,18 @@
 //! Nodes, links and the event heap.
 
+mod faults;
+
 use super::kernels::{Contexts, Values, Weights};
-use super::setting::{Costs, Death, Failure, Garble, Mishap, SimulatedCluster, VirtualRun, Wire};
+use super::setting::{Costs, Failure, Garble, Mishap, SimulatedCluster, VirtualRun, Wire};
 use crate::dispatcher::{Dispatcher, DispatcherAction, DispatcherEvent};
 use crate::driver::{Driver, Outgoing, Started};
 use crate::message::{Attend, NodeAddress, Parcel};
 use crate::prompt::{Completion, Prompt, PromptId};
+use crate::roster::{Roster, RosterShape};
 use crate::tier1::Tier1Node;
 use crate::tier2::Tier2Node;
+use faults::Follows;
+use glinthawk_flight::{ShardId, StepId};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
@@ -18,10 +23,14 @@ enum Event {
     /// A prompt is submitted; its place among all of them.
     Submit(usize, Prompt),
     Dispatcher(DispatcherEvent),
-    Dies(NodeAddress),
-    Arrival(NodeAddress, Parcel<Values>),
-    Garbled(NodeAddress, Attend, Garble),
-    Computed(NodeAddress, Started<Values>),
+    /// Something happens to a node: its place among the faults.
+    Fault(usize),
+    /// What follows from it.
+    Follows(Follows),
+    /// To which of the hosts that a node had: one that is gone hears nothing.
+    Arrival(NodeAddress, u64, Parcel<Values>),
+    Garbled(NodeAddress, u64, Attend, Garble),
+    Computed(NodeAddress, u64, Started<Values>),
     /// A Tier-1 node has waited long enough for the rest of a flight.
     Wakes(NodeAddress),
 }
@@ -39,6 +48,14 @@ struct Cluster<'a, C> {
     dispatcher: Dispatcher,
     /// The nodes that live, each with a driver of its own.
     nodes: BTreeMap<NodeAddress, Node>,
+    /// How many hosts each node had before.
+    hosts: BTreeMap<NodeAddress, u64>,
+    roster: Roster,
+    /// The newest step of every shard.
+    launched: BTreeMap<ShardId, StepId>,
+    /// Nodes that are leaving, and when another host offers itself.
+    leaving: BTreeMap<NodeAddress, Option<u64>>,
+    counts: Counts,
     /// Tier-1 nodes that something happened to at this moment. A worker takes in everything that is
     /// there before it starts, so they start at the end of the moment.
     stirred: BTreeSet<NodeAddress>,
@@ -49,6 +66,14 @@ struct Cluster<'a, C> {
     stale: u64,
     refused: u64,
     waits: u64,
+}
+
+/// How often what followed from faults.
+#[derive(Default)]
+struct Counts {
+    replaced: u64,
+    expired: u64,
+    drained: u64,
 }
 
 /// Runs prompts, each submitted at its time, until all are finished.
@@ -68,6 +93,17 @@ pub fn run<C: Costs>(
         links: HashMap::new(),
         dispatcher: Dispatcher::new(config.clone()),
         nodes: nodes(topology),
+        hosts: BTreeMap::new(),
+        roster: Roster::new(RosterShape {
+            pipelines: 1,
+            slices: topology.slice_layers.len(),
+            workers: config.lane_pages.len() as u32,
+            tier1_attends: false,
+            strands: 1,
+        }),
+        launched: BTreeMap::new(),
+        leaving: BTreeMap::new(),
+        counts: Counts::default(),
         stirred: BTreeSet::new(),
         places: HashMap::new(),
         completions: BTreeMap::new(),
@@ -79,10 +115,8 @@ pub fn run<C: Costs>(
     for (place, (time_ns, prompt)) in prompts.into_iter().enumerate() {
         cluster.schedule(time_ns, Event::Submit(place, prompt));
     }
-    for &Death { slice, lane, at_ns, noticed_ns } in &topology.deaths {
-        cluster.schedule(at_ns, Event::Dies(NodeAddress::Tier2(slice, lane)));
-        let lost = Event::Dispatcher(DispatcherEvent::LaneLost(lane));
-        cluster.schedule(at_ns + noticed_ns, lost);
+    for (number, fault) in topology.faults.iter().enumerate() {
+        cluster.schedule(fault.at_ns, Event::Fault(number));
     }
     cluster.drive()
 }
@@ -135,11 +169,12 @@ impl<C: Costs> Cluster<'_, C> {
         let free_ns = self.links.entry(link).or_default();
         *free_ns = (*free_ns).max(self.now_ns) + occupied_ns;
         let arrival_ns = *free_ns + latency_ns;
+        let host = self.host(to);
         let relaunch = Event::Dispatcher(DispatcherEvent::Relaunch(parcel.step()));
         match self.costs.mishap(link) {
             None => {}
             Some(Mishap::Twice { later_ns }) => {
-                self.schedule(arrival_ns + later_ns, Event::Arrival(to, parcel.clone()));
+                self.schedule(arrival_ns + later_ns, Event::Arrival(to, host, parcel.clone()));
             }
             Some(Mishap::Lost { noticed_ns }) => {
                 return self.schedule(arrival_ns + noticed_ns, relaunch);
@@ -147,11 +182,22 @@ impl<C: Costs> Cluster<'_, C> {
             Some(Mishap::GivenUp { after_ns }) => self.schedule(self.now_ns + after_ns, relaunch),
             Some(Mishap::Garbled(garble)) => {
                 if let Parcel::Attend(attend, _) = &parcel {
-                    self.schedule(arrival_ns, Event::Garbled(to, attend.clone(), garble));
+                    self.schedule(arrival_ns, Event::Garbled(to, host, attend.clone(), garble));
                 }
             }
         }
-        self.schedule(arrival_ns, Event::Arrival(to, parcel));
+        self.schedule(arrival_ns, Event::Arrival(to, host, parcel));
+    }
+
+    /// Which of its hosts a node has.
+    fn host(&self, node: NodeAddress) -> u64 {
+        self.hosts.get(&node).copied().unwrap_or(0)
+    }
+
+    /// The node, if it still has this host.
+    fn at_host(&mut self, node: NodeAddress, host: u64) -> Option<&mut Node> {
+        let is_same = self.host(node) == host;
+        self.nodes.get_mut(&node).filter(|_| is_same)
     }
 
     fn drive(mut self) -> Result<VirtualRun, Failure> {
@@ -164,7 +210,7 @@ impl<C: Costs> Cluster<'_, C> {
             let Some(Reverse((time_ns, sequence))) = self.heap.pop() else { break };
             let event = self.events.remove(&sequence).expect("scheduled once");
             if let Event::Wakes(node) = event
-                && self.nodes[&node].patient_until_ns() != Some(time_ns)
+                && self.nodes.get(&node).and_then(Driver::patient_until_ns) != Some(time_ns)
             {
                 continue; // what it waited for came
             }
@@ -184,6 +230,9 @@ impl<C: Costs> Cluster<'_, C> {
             stale: self.stale,
             refused: self.refused,
             waits: self.waits,
+            replaced: self.counts.replaced,
+            expired: self.counts.expired,
+            drained: self.counts.drained,
         })
     }
 
@@ -194,40 +243,33 @@ impl<C: Costs> Cluster<'_, C> {
                 self.places.insert(id, place);
                 return self.dispatch(None);
             }
-            Event::Dispatcher(event) => {
-                if let DispatcherEvent::LaneLost(lane) = event {
-                    for slice in 0..self.topology.slice_layers.len() {
-                        let tier1 = NodeAddress::Tier1(slice);
-                        self.nodes.get_mut(&tier1).expect("only lanes die").lose_lane(lane);
-                        self.stir(tier1);
-                    }
-                }
-                return self.dispatch(Some(event));
-            }
-            Event::Dies(node) => _ = self.nodes.remove(&node),
-            Event::Arrival(_, Parcel::Home(home)) => {
+            Event::Dispatcher(event) => return self.dispatch(Some(event)),
+            Event::Fault(number) => return self.fault(number),
+            Event::Follows(what) => return self.follow(what),
+            Event::Arrival(_, _, Parcel::Home(home)) => {
                 return self.dispatch(Some(DispatcherEvent::Home(home)));
             }
-            Event::Arrival(node, parcel) => {
-                let Some(driver) = self.nodes.get_mut(&node) else { return Ok(()) };
+            Event::Arrival(node, host, parcel) => {
+                let Some(driver) = self.at_host(node, host) else { return Ok(()) };
                 let news = driver.deliver(parcel);
                 let news = news.map_err(|error| Failure::Refused(error.to_string()))?;
                 self.stale += u64::from(!news);
                 self.stir(node);
             }
-            Event::Garbled(node, attend, garble) => {
+            Event::Garbled(node, host, attend, garble) => {
                 let garbled = self.garbled(attend, garble);
-                let Some(driver) = self.nodes.get_mut(&node) else { return Ok(()) };
+                let Some(driver) = self.at_host(node, host) else { return Ok(()) };
                 match driver.deliver(Parcel::Attend(garbled, Values::new())) {
                     Ok(true) => return Err(Failure::Accepted(garble)),
                     Ok(false) => self.stale += 1,
                     Err(_) => self.refused += 1,
                 }
             }
-            Event::Computed(node, work) => {
-                let Some(driver) = self.nodes.get_mut(&node) else { return Ok(()) };
+            Event::Computed(node, host, work) => {
+                let now_ns = self.now_ns;
+                let Some(driver) = self.at_host(node, host) else { return Ok(()) };
                 let mut outbox = Vec::new();
-                let Ok(()) = driver.finish(work, self.now_ns, &mut outbox);
+                let Ok(()) = driver.finish(work, now_ns, &mut outbox);
                 outbox.into_iter().for_each(|outgoing| self.send(outgoing));
                 self.stir(node);
             }
@@ -246,7 +288,8 @@ impl<C: Costs> Cluster<'_, C> {
     /// Starts what a node has ready. The values are there at once, as in a worker that hears nothing
     /// while its kernels run; what follows from them comes when the time is over.
     fn start(&mut self, node: NodeAddress) {
-        let driver = self.nodes.get_mut(&node).expect("something happened to it");
+        // It may have died since something happened to it.
+        let Some(driver) = self.nodes.get_mut(&node) else { return };
         let Ok(work) = driver.start(self.now_ns);
         let patient_until_ns = driver.patient_until_ns();
         let Some(work) = work else {
@@ -265,7 +308,8 @@ impl<C: Costs> Cluster<'_, C> {
             }
             _ => unreachable!("a node has the work of its tier"),
         };
-        self.schedule(self.now_ns + cost_ns, Event::Computed(node, work));
+        let host = self.host(node);
+        self.schedule(self.now_ns + cost_ns, Event::Computed(node, host, work));
         self.start(node);
     }
 
@@ -297,7 +341,9 @@ impl<C: Costs> Cluster<'_, C> {
             }
         }
         self.dispatcher.fill(&mut actions);
-        actions.into_iter().try_for_each(|action| self.act(action, &mut events))
+        actions.into_iter().try_for_each(|action| self.act(action, &mut events))?;
+        self.check();
+        self.let_drained_go()
     }
 
     fn act(
@@ -307,7 +353,11 @@ impl<C: Costs> Cluster<'_, C> {
     ) -> Result<(), Failure> {
         match action {
             DispatcherAction::Launch(launch) => {
-                let rows = launch.rows.len();
+                let (rows, step) = (launch.rows.len(), launch.step);
+                self.launched.insert(step.shard, step);
+                if !self.roster.is_open(step.shard.lane) {
+                    return Ok(()); // it is launched again when the lane goes on
+                }
                 let parcel = Parcel::Launch(launch, Values::new());
                 self.send(Outgoing { to: NodeAddress::Tier1(0), rows, parcel });
             }

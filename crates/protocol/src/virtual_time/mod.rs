@@ -11,5 +11,5 @@ mod setting;
 
 pub use cluster::run;
 pub use setting::{
-    Costs, Death, Failure, Garble, Mishap, SimulatedCluster, Stop, VirtualRun, Wire,
+    Costs, Failure, Fault, FaultKind, Garble, Mishap, SimulatedCluster, Stop, VirtualRun, Wire,
 };

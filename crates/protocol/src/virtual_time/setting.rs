@@ -2,6 +2,7 @@
 //! wrong, the outcome.
 
 use crate::dispatcher::{DispatcherConfig, DispatcherStats, Rejection};
+use crate::message::NodeAddress;
 use crate::prompt::{Completion, PromptId};
 use crate::tier1::Stage;
 use glinthawk_flight::Row;
@@ -18,21 +19,40 @@ pub struct SimulatedCluster {
     pub works_max: usize,
     /// The dispatcher's part; its lanes are every slice's Tier-2 nodes.
     pub dispatcher: DispatcherConfig,
-    /// Tier-2 nodes that die.
-    pub deaths: Vec<Death>,
+    /// What happens to nodes.
+    pub faults: Vec<Fault>,
+    /// How long a host that offers itself takes to load.
+    pub load_ns: u64,
+    /// How long a pipeline waits for a missing Tier-1 node before its lanes are closed.
+    pub replace_within_ns: u64,
 }
 
-/// A Tier-2 node dies: it takes and sends nothing any more.
+/// Something happens to a node. It is there again later, with nothing of what it knew.
 #[derive(Clone, Copy, Debug)]
-pub struct Death {
-    /// Its slice.
-    pub slice: usize,
-    /// Its lane.
-    pub lane: u32,
+pub struct Fault {
+    /// The node.
+    pub node: NodeAddress,
     /// When.
     pub at_ns: u64,
-    /// How much later the others know of it.
-    pub noticed_ns: u64,
+    /// What.
+    pub kind: FaultKind,
+    /// How long after it is known to be gone another host offers itself; `None` is never.
+    pub back_ns: Option<u64>,
+}
+
+/// What happens to a node.
+#[derive(Clone, Copy, Debug)]
+pub enum FaultKind {
+    /// It dies: it takes and sends nothing any more. What it had sent still arrives.
+    Dies {
+        /// How much later the others know of it.
+        noticed_ns: u64,
+    },
+    /// A Tier-2 node is asked to leave. It goes when its contexts have ended, or after a time.
+    Leaves {
+        /// That time.
+        within_ns: u64,
+    },
 }
 
 /// What things cost, in nanoseconds of virtual time. Called in the order of events, so that a
@@ -131,6 +151,12 @@ pub struct VirtualRun {
     pub refused: u64,
     /// How often a Tier-1 node looked for work and waited for the rest of a flight.
     pub waits: u64,
+    /// How often a place had a node again.
+    pub replaced: u64,
+    /// How often a lane was closed because nobody came in time.
+    pub expired: u64,
+    /// How often a node left with no context left.
+    pub drained: u64,
 }
 
 /// Why a run is wrong.

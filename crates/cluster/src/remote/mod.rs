@@ -1,0 +1,322 @@
+//! The network fabric, as the dispatcher sees it: launches out, tokens home, nodes that come and go.
+
+mod places;
+
+use crate::casting::Casting;
+use crate::complaints::{Complaints, words};
+use crate::control::{Control, Offer, Role};
+use crate::error::ClusterError;
+use crate::fabric::{Fabric, FabricEvent, WAIT};
+use crate::net::{Controller, Event, Peer};
+use crate::report::NodeReport;
+use crate::station::sent;
+use crate::weights::serve_weights;
+use crate::wire;
+use glinthawk_flight::{Buffer, Kind, Message};
+use glinthawk_model::Tensor;
+use glinthawk_protocol::{Home, Launch, Place, Roster, ShardId};
+pub(crate) use places::OFFER_PATIENCE;
+use places::Vacancy;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// How long nodes have to say what they did.
+const REPORT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Worker processes: those that have roles, and those that wait for one.
+pub struct RemoteFabric {
+    controller: Controller,
+    casting: Casting,
+    roster: Roster,
+    /// The nodes that are ready or load, and where.
+    nodes: BTreeMap<Peer, Node>,
+    hosts: BTreeMap<Place, Peer>,
+    /// The connections between nodes, by their passes.
+    links: BTreeMap<u64, [Place; 2]>,
+    /// Roles that are sent once a neighbour knows whom to await, by the pass.
+    unsent: BTreeMap<u64, (Peer, Box<Role>)>,
+    /// Workers without a role.
+    waiting: BTreeMap<Peer, Waiting>,
+    /// Places without a node that is ready.
+    vacant: BTreeMap<Place, Vacancy>,
+    /// How long a pipeline waits for a missing Tier-1 node, and the job for a lane.
+    replace_within: Duration,
+    /// Peers that are given up: what they still say counts no more.
+    gone: BTreeSet<Peer>,
+    /// The newest step of each shard, with the log-probabilities that each of its tokens was asked for.
+    awaited: HashMap<ShardId, (u64, Vec<u8>)>,
+    /// Whether nodes were asked for their reports.
+    reporting: bool,
+    happened: Vec<FabricEvent>,
+    complaints: Complaints,
+}
+
+/// What a node may say to the dispatcher.
+enum Said {
+    Home(Home),
+    Reports(Vec<NodeReport>),
+    Failed(String),
+    Fetch(Tensor, Option<(usize, usize)>),
+    Ready,
+    LinkLost(u64, String),
+    Awaiting(u64),
+    Met(u64),
+    Leaving,
+    /// Nothing that still matters.
+    OldNews,
+}
+
+/// A worker that has a role.
+pub(crate) struct Node {
+    /// Its name in statistics and errors.
+    pub name: String,
+    /// Its place.
+    pub place: Place,
+    /// Where neighbours find it.
+    pub address: String,
+    /// Whether it says that it can begin.
+    pub said_ready: bool,
+    /// The pass of the neighbour that it dials, until that neighbour has met it.
+    pub unmet: Option<u64>,
+    /// Whether it can begin: it says so, and has been met.
+    pub is_ready: bool,
+    /// Tier-1 nodes whose connection it has reported lost.
+    pub accusations: u32,
+    /// When it has to have left, if it is leaving.
+    pub leaves_by: Option<Instant>,
+}
+
+/// A worker without a role.
+pub(crate) struct Waiting {
+    pub address: IpAddr,
+    pub joined: Instant,
+    pub offer: Option<Offer>,
+}
+
+/// A cluster that is complete.
+pub(crate) struct Complete {
+    pub controller: Controller,
+    pub casting: Casting,
+    pub nodes: BTreeMap<Peer, Node>,
+    pub links: BTreeMap<u64, [Place; 2]>,
+    /// Workers that are left over.
+    pub waiting: BTreeMap<Peer, Waiting>,
+    pub replace_within: Duration,
+}
+
+impl RemoteFabric {
+    pub(crate) fn new(complete: Complete) -> Self {
+        let Complete { controller, casting, nodes, links, waiting, replace_within } = complete;
+        Self {
+            controller,
+            roster: Roster::new(Casting::shape(&casting.layout)),
+            casting,
+            hosts: nodes.iter().map(|(peer, node)| (node.place, *peer)).collect(),
+            nodes,
+            links,
+            unsent: BTreeMap::new(),
+            waiting,
+            vacant: BTreeMap::new(),
+            replace_within,
+            gone: BTreeSet::new(),
+            awaited: HashMap::new(),
+            reporting: false,
+            happened: Vec::new(),
+            complaints: Complaints::new(),
+        }
+    }
+
+    /// Takes an event; returns a worker's reports if it carried them.
+    fn take(&mut self, event: Event) -> Result<Option<(Peer, Vec<NodeReport>)>, ClusterError> {
+        match event {
+            // What a node that is given up said last no longer counts.
+            Event::Message { peer, .. } | Event::Lost { peer, .. } if self.gone.contains(&peer) => {
+            }
+            Event::Joined { peer, address, .. } => {
+                let waiting =
+                    Waiting { address: address.ip(), joined: Instant::now(), offer: None };
+                self.waiting.insert(peer, waiting);
+            }
+            Event::Message { peer, message, .. } if !self.nodes.contains_key(&peer) => {
+                self.overhear(peer, &message);
+            }
+            Event::Message { peer, message, .. } => match self.read(peer, &message) {
+                Ok(Said::Home(home)) => self.happened.push(FabricEvent::Home(home)),
+                Ok(Said::Reports(reports)) => return Ok(Some((peer, reports))),
+                Ok(Said::Failed(reason)) => {
+                    let name = self.nodes[&peer].name.clone();
+                    self.lose(peer, ClusterError::Failed { name, reason });
+                }
+                Ok(Said::Fetch(tensor, rows)) => {
+                    let model = &self.casting.model;
+                    if let Err(error) = serve_weights(&self.controller, model, peer, (tensor, rows))
+                    {
+                        self.give_up(peer, error.to_string());
+                    }
+                }
+                Ok(Said::Ready) => self.ready(peer),
+                Ok(Said::LinkLost(pass, reason)) => self.link_lost(peer, pass, reason),
+                Ok(Said::Awaiting(pass)) => self.send_role(pass),
+                Ok(Said::Met(pass)) => self.met(pass),
+                Ok(Said::Leaving) => self.begin_leaving(peer),
+                Ok(Said::OldNews) => {}
+                Err(lie) => self.give_up(peer, format!("it was sent away for {lie}")),
+            },
+            Event::Lost { peer, reason } => {
+                self.waiting.remove(&peer);
+                if self.nodes.contains_key(&peer) {
+                    self.give_up(peer, reason.to_string());
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// What a node says, if one in its role may say it now; else what is wrong with it.
+    fn read(&self, peer: Peer, message: &Message) -> Result<Said, String> {
+        let node = &self.nodes[&peer];
+        let control = match message.kind() {
+            Kind::Home if node.is_ready => return self.read_home(node.place, message),
+            Kind::Control => Control::read(message).map_err(|error| error.to_string())?,
+            kind => return Err(format!("{kind} that is not for the dispatcher")),
+        };
+        match control {
+            Control::Failed(reason) => Ok(Said::Failed(words(&reason))),
+            Control::Ready if !node.said_ready => Ok(Said::Ready),
+            Control::Fetch { tensor, rows } if !node.is_ready && node.place.lane.is_none() => {
+                Ok(Said::Fetch(tensor, rows))
+            }
+            Control::Reported(reports) if self.reporting => {
+                let known = self.names_of(node.place);
+                let is_its = |report: &NodeReport| known.contains(&report.name);
+                match reports.iter().all(is_its) && reports.len() <= known.len() {
+                    true => Ok(Said::Reports(reports)),
+                    false => Err("reports of other nodes".to_owned()),
+                }
+            }
+            Control::LinkLost(pass, reason) => match self.links.get(&pass) {
+                None => Ok(Said::OldNews),
+                Some(ends) if ends.contains(&node.place) => {
+                    Ok(Said::LinkLost(pass, words(&reason)))
+                }
+                Some(_) => Err("news of a connection that is not its own".to_owned()),
+            },
+            Control::Awaiting(pass) if node.place.lane.is_none() => Ok(Said::Awaiting(pass)),
+            Control::Met(pass) if node.place.lane.is_none() => Ok(Said::Met(pass)),
+            Control::Leaving if node.leaves_by.is_none() => Ok(Said::Leaving),
+            _ => Err("control that it may not send".to_owned()),
+        }
+    }
+
+    /// Tokens of a step: from the last slice of its pipeline, and as many as its launch asked for.
+    fn read_home(&self, place: Place, message: &Message) -> Result<Said, String> {
+        let step = message.step();
+        let layout = &self.casting.layout;
+        let is_last = place.lane.is_none() && place.slice + 1 == layout.slices;
+        if !is_last || place.pipeline != layout.pipeline_of(step.shard.lane) {
+            return Err("tokens that another node makes".to_owned());
+        }
+        let home = wire::read_home(message).map_err(|error| error.to_string())?;
+        let (epoch, asked) = match self.awaited.get(&step.shard) {
+            Some((epoch, asked)) if *epoch >= step.epoch => (*epoch, asked),
+            _ => return Err("tokens of a step that was not launched".to_owned()),
+        };
+        if epoch > step.epoch {
+            return Ok(Said::OldNews);
+        }
+        let is_known = |token: u32| (token as usize) < self.casting.model.config().vocab;
+        let fits = home.tokens.len() == asked.len()
+            && home.tokens.iter().zip(asked).all(|(generated, asked)| {
+                is_known(generated.token)
+                    && generated.alternatives.len() <= usize::from(*asked)
+                    && generated.alternatives.iter().all(|(token, _)| is_known(*token))
+            });
+        if fits { Ok(Said::Home(home)) } else { Err("tokens that were not asked for".to_owned()) }
+    }
+
+    /// The names under which the strands of a worker report: those of its Tier-1 node and of their lanes on it.
+    fn names_of(&self, place: Place) -> Vec<String> {
+        let Place { pipeline, slice, lane } = place;
+        let layout = &self.casting.layout;
+        let own = layout.lanes_of_strand(pipeline, 0).start;
+        let first = lane.or(layout.tier1_attends.then_some(own));
+        let lanes = first.into_iter().flat_map(|first| layout.lanes_of_worker(first));
+        let mut names: Vec<String> =
+            lanes.map(|lane| layout.node_name(pipeline, slice, Some(lane))).collect();
+        if lane.is_none() {
+            let strands = 0..layout.strands;
+            names.extend(strands.map(|strand| layout.strand_name(pipeline, slice, strand)));
+        }
+        names
+    }
+
+    /// A node that cannot be told is lost itself, and that is heard next.
+    fn tell(&self, peer: Peer, control: &Control) {
+        _ = self.controller.send(peer, control.message(Buffer::default()));
+    }
+}
+
+impl Fabric for RemoteFabric {
+    fn launch(&mut self, launch: Launch) -> Result<(), ClusterError> {
+        let lane = launch.step.shard.lane;
+        let asked = launch.samples.iter().map(|sample| sample.sampling.logprobs.unwrap_or(0));
+        self.awaited.insert(launch.step.shard, (launch.step.epoch, asked.collect()));
+        if !self.roster.is_open(lane) {
+            // It is launched again when the lane goes on, or the dispatcher hears that it is lost.
+            return Ok(());
+        }
+        let pipeline = self.casting.layout.pipeline_of(lane);
+        let first = self.hosts[&Place { pipeline, slice: 0, lane: None }];
+        sent(self.controller.send(first, wire::launch(&launch)))
+    }
+
+    fn advance(&mut self, events: &mut Vec<FabricEvent>) -> Result<(), ClusterError> {
+        let mut wait = if self.happened.is_empty() { WAIT } else { Duration::ZERO };
+        while let Some(event) = self.controller.recv(wait) {
+            self.take(event)?;
+            wait = Duration::ZERO;
+        }
+        self.look_after_places()?;
+        events.append(&mut self.happened);
+        Ok(())
+    }
+
+    fn drained(&mut self, lanes: &[u32]) {
+        self.end_leaving(lanes);
+    }
+
+    fn reports(&mut self) -> Result<Vec<NodeReport>, ClusterError> {
+        // Every strand of a process reports by itself.
+        let mut missing: BTreeMap<Peer, (String, usize)> = BTreeMap::new();
+        self.reporting = true;
+        for (&peer, node) in self.nodes.iter().filter(|(_, node)| node.is_ready) {
+            // One that cannot be asked is lost, and its report is missing.
+            self.tell(peer, &Control::Report);
+            missing.insert(peer, (node.name.clone(), self.casting.layout.strands));
+        }
+        let mut reports: Vec<NodeReport> = Vec::new();
+        let started = Instant::now();
+        while missing.keys().any(|peer| self.nodes.contains_key(peer))
+            && started.elapsed() < REPORT_PATIENCE
+        {
+            let Some(event) = self.controller.recv(WAIT) else { continue };
+            // A node that is lost now has done its work: all it takes along is its report.
+            if let Ok(Some((peer, of_strand))) = self.take(event)
+                && let Some((_, strands)) = missing.get_mut(&peer)
+            {
+                reports.extend(of_strand);
+                *strands -= 1;
+                missing.retain(|_, (_, strands)| *strands > 0);
+            }
+        }
+        self.reporting = false;
+        if !missing.is_empty() {
+            let missing: Vec<String> = missing.into_values().map(|(name, _)| name).collect();
+            let nodes = missing.join(", ");
+            tracing::warn!(nodes, "did not report: the statistics are without them");
+        }
+        reports.sort_by(|a, b| (a.tier, &a.name).cmp(&(b.tier, &b.name)));
+        Ok(reports)
+    }
+}

@@ -1,0 +1,298 @@
+//! Places that lose their node and are given to another worker. The dispatcher's process alone decides; the neighbours
+//! of a place are told whom to dial and whom to await.
+
+use super::{Node, RemoteFabric};
+use crate::casting::new_pass;
+use crate::control::{Control, Offer};
+use crate::error::ClusterError;
+use crate::fabric::FabricEvent;
+use crate::net::Peer;
+use glinthawk_flight::Message;
+use glinthawk_protocol::Place;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// How long a worker that has joined may take to say what it offers.
+pub(crate) const OFFER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the contexts of a worker that leaves may take to end. What is left then is computed again elsewhere.
+const LEAVE_WITHIN: Duration = Duration::from_secs(60);
+
+/// Tier-1 nodes whose loss one node may report, before it is the one to blame.
+const ACCUSATIONS_MAX: u32 = 2;
+
+/// A place without a node that is ready.
+pub(super) struct Vacancy {
+    since: Instant,
+    /// Who was there, and what became of it.
+    name: String,
+    reason: String,
+}
+
+impl RemoteFabric {
+    /// Gives a node up.
+    pub(super) fn give_up(&mut self, peer: Peer, reason: String) {
+        let Some(node) = self.nodes.get(&peer) else { return };
+        let name = node.name.clone();
+        self.lose(peer, ClusterError::Lost { name, reason });
+    }
+
+    /// Takes a node's place away, whatever became of it: a Tier-2 node's lanes are closed, and while a Tier-1 node is
+    /// missing, its pipeline rests.
+    pub(super) fn lose(&mut self, peer: Peer, error: ClusterError) {
+        let Some(node) = self.nodes.remove(&peer) else { return };
+        self.gone.insert(peer);
+        self.controller.dismiss(peer);
+        let place = node.place;
+        self.hosts.remove(&place);
+        self.links.retain(|_, ends| !ends.contains(&place));
+        self.unsent.retain(|_, (to, _)| *to != peer);
+        let loss = self.roster.lose(place);
+        self.close(&loss.closed);
+        let reason = match &error {
+            ClusterError::Lost { reason, .. } | ClusterError::Failed { reason, .. } => {
+                reason.clone()
+            }
+            other => other.to_string(),
+        };
+        if node.leaves_by.is_some() {
+            let (name, lanes) = (node.name.clone(), loss.closed);
+            self.happened.push(FabricEvent::NodeLeft { name, lanes });
+        } else if node.is_ready {
+            self.happened.push(FabricEvent::NodeLost { lanes: loss.closed, error });
+        } else {
+            tracing::warn!("a worker that was to be {} is gone: {reason}", node.name);
+        }
+        let vacancy = Vacancy { since: Instant::now(), name: node.name, reason };
+        self.vacant.entry(place).or_insert(vacancy);
+        // A worker that loads beside the lost one waits for it in vain.
+        if let Some(candidate) = loss.candidate
+            && let Some(&peer) = self.hosts.get(&candidate)
+        {
+            self.give_up(peer, "its neighbour is gone too".to_owned());
+        }
+    }
+
+    /// Tells the Tier-1 nodes of lanes to forget them.
+    fn close(&self, lanes: &[u32]) {
+        for &lane in lanes {
+            let pipeline = self.casting.layout.pipeline_of(lane);
+            let tier1 = self.nodes.iter().filter(|(_, node)| node.place.lane.is_none());
+            for (&peer, _) in tier1.filter(|(_, node)| node.place.pipeline == pipeline) {
+                self.tell(peer, &Control::LaneLost(lane));
+            }
+        }
+    }
+
+    /// A node has lost a neighbour, whom the dispatcher may still hear. A Tier-1 node is believed, but not again and
+    /// again. A Tier-2 node has only itself to lose.
+    pub(super) fn link_lost(&mut self, peer: Peer, pass: u64, reason: String) {
+        let ends = self.links[&pass];
+        let Some(node) = self.nodes.get_mut(&peer) else { return };
+        let other = if ends[0] == node.place { ends[1] } else { ends[0] };
+        node.accusations += u32::from(other.lane.is_none());
+        let is_believed = node.place.lane.is_none() && node.accusations <= ACCUSATIONS_MAX;
+        let lost = if is_believed { self.hosts.get(&other).copied() } else { Some(peer) };
+        if let Some(lost) = lost {
+            self.give_up(lost, reason);
+        }
+    }
+
+    /// A worker without a role may offer itself, once. One that says anything else is no worker.
+    pub(super) fn overhear(&mut self, peer: Peer, message: &Message) {
+        let Some(waiting) = self.waiting.get_mut(&peer) else { return };
+        match Control::read(message) {
+            Ok(Control::Offer(offer)) if waiting.offer.is_none() && offer.makes_sense() => {
+                waiting.offer = Some(offer);
+                tracing::info!(%peer, "a worker has joined and waits for a place");
+            }
+            _ => self.dismiss(peer, &format!("{} that is no offer", message.kind())),
+        }
+    }
+
+    /// Sends a worker away that has no role.
+    fn dismiss(&mut self, peer: Peer, reason: &str) {
+        self.waiting.remove(&peer);
+        self.controller.dismiss(peer);
+        self.gone.insert(peer);
+        if self.complaints.may_write(Instant::now()) {
+            tracing::warn!(%peer, reason, "sent a peer away that has no role");
+        }
+    }
+
+    /// Gives vacant places to workers that wait, and gives up waiting where nobody came in time.
+    pub(super) fn look_after_places(&mut self) -> Result<(), ClusterError> {
+        let is_late = |joined: Instant| joined.elapsed() >= OFFER_PATIENCE;
+        let late =
+            self.waiting.iter().filter(|(_, one)| one.offer.is_none() && is_late(one.joined));
+        for peer in late.map(|(peer, _)| *peer).collect::<Vec<Peer>>() {
+            self.dismiss(peer, "it offered nothing");
+        }
+        self.hurry_leaving();
+        if self.vacant.is_empty() {
+            return Ok(());
+        }
+        while let Some((place, peer)) = self.match_made() {
+            self.give(place, peer)?;
+        }
+        self.give_up_waiting()
+    }
+
+    /// A place that is wanted, and a worker for it.
+    fn match_made(&self) -> Option<(Place, Peer)> {
+        self.roster.wanted().into_iter().find_map(|place| {
+            let fits = |offer: &Offer| self.casting.fits(place, offer);
+            let mut waiting = self.waiting.iter();
+            let fitting = waiting.find(|(_, one)| one.offer.as_ref().is_some_and(fits));
+            fitting.map(|(peer, _)| (place, *peer))
+        })
+    }
+
+    /// Gives a place to a worker, and makes its neighbours known to each other.
+    fn give(&mut self, place: Place, peer: Peer) -> Result<(), ClusterError> {
+        let Some(waiting) = self.waiting.remove(&peer) else { return Ok(()) };
+        let Some(Offer { port, .. }) = waiting.offer else { return Ok(()) };
+        let address = SocketAddr::new(waiting.address, port).to_string();
+        let (mut dial, mut callers) = (None, Vec::new());
+        for other in self.roster.hosted_neighbours(place) {
+            let Some(&host) = self.hosts.get(&other) else { continue };
+            let pass = new_pass()?;
+            self.links.insert(pass, [place, other]);
+            // Tier-2 nodes dial their Tier-1 node, and that dials the next slice.
+            if place.lane.is_some() || other.lane.is_none() && other.slice > place.slice {
+                self.tell(host, &Control::Await(place.lane, pass));
+                dial = Some((self.nodes[&host].address.clone(), pass));
+            } else {
+                self.tell(host, &Control::Dial(address.clone(), pass));
+                callers.push((other.lane, pass));
+            }
+        }
+        let awaited = dial.as_ref().map(|(_, pass)| *pass);
+        let role = Box::new(self.casting.role(place, dial, callers));
+        match awaited {
+            Some(pass) => _ = self.unsent.insert(pass, (peer, role)),
+            None => self.tell(peer, &Control::Role(role)),
+        }
+        self.roster.load(place);
+        self.hosts.insert(place, peer);
+        let name = self.casting.name(place);
+        tracing::info!(node = name, "another worker loads");
+        let node = Node {
+            name,
+            place,
+            address,
+            said_ready: false,
+            unmet: awaited,
+            is_ready: false,
+            accusations: 0,
+            leaves_by: None,
+        };
+        self.nodes.insert(peer, node);
+        Ok(())
+    }
+
+    /// The neighbour that a worker will dial knows it by its pass.
+    pub(super) fn send_role(&mut self, pass: u64) {
+        if let Some((peer, role)) = self.unsent.remove(&pass) {
+            self.tell(peer, &Control::Role(role));
+        }
+    }
+
+    /// A neighbour has met the worker that dials it.
+    pub(super) fn met(&mut self, pass: u64) {
+        let met = self.nodes.iter_mut().find(|(_, node)| node.unmet == Some(pass));
+        if let Some((&peer, node)) = met {
+            node.unmet = None;
+            self.begin(peer);
+        }
+    }
+
+    /// A worker that was given a place says that it is ready.
+    pub(super) fn ready(&mut self, peer: Peer) {
+        if let Some(node) = self.nodes.get_mut(&peer) {
+            node.said_ready = true;
+            self.begin(peer);
+        }
+    }
+
+    /// A worker that is ready, and whom its neighbours know, begins.
+    fn begin(&mut self, peer: Peer) {
+        let Some(node) = self.nodes.get_mut(&peer) else { return };
+        if node.is_ready || !node.said_ready || node.unmet.is_some() {
+            return;
+        }
+        node.is_ready = true;
+        let (name, place) = (node.name.clone(), node.place);
+        let back = self.roster.ready(place);
+        let after = self.vacant.remove(&place).map(|vacancy| vacancy.since.elapsed());
+        let after = after.unwrap_or_default();
+        self.happened.push(FabricEvent::NodeBack { name, after, back });
+    }
+
+    /// Where nobody came in time, lanes are closed whose contexts only waited. If none is left, the job ends.
+    fn give_up_waiting(&mut self) -> Result<(), ClusterError> {
+        let within = self.replace_within;
+        let is_over = |vacancy: &Vacancy| vacancy.since.elapsed() >= within;
+        let over = self.vacant.iter().filter(|(place, vacancy)| {
+            place.lane.is_none() && is_over(vacancy) && !self.roster.is_loading(**place)
+        });
+        let pipelines: Vec<usize> = over.map(|(place, _)| place.pipeline).collect();
+        for pipeline in pipelines {
+            let lanes = self.roster.close(pipeline);
+            self.close(&lanes);
+            if !lanes.is_empty() {
+                self.happened.push(FabricEvent::LanesClosed(lanes));
+            }
+        }
+        let is_loading = self.vacant.keys().any(|place| self.roster.is_loading(*place));
+        let first = self.vacant.values().min_by_key(|vacancy| vacancy.since);
+        match first.filter(|first| is_over(first) && self.roster.all_closed() && !is_loading) {
+            None => Ok(()),
+            Some(Vacancy { name, reason, .. }) => {
+                Err(ClusterError::Lost { name: name.clone(), reason: reason.clone() })
+            }
+        }
+    }
+
+    /// A worker wants to leave. Contexts of a Tier-2 node end there by themselves for a while; a Tier-1 node's place is
+    /// free at once.
+    pub(super) fn begin_leaving(&mut self, peer: Peer) {
+        let Some(node) = self.nodes.get_mut(&peer) else { return };
+        node.leaves_by = Some(Instant::now() + LEAVE_WITHIN);
+        tracing::warn!("{} leaves when its contexts have ended", node.name);
+        match node.place.lane {
+            Some(first) => {
+                let lanes = self.casting.layout.lanes_of_worker(first).collect();
+                self.happened.push(FabricEvent::LanesLeaving(lanes));
+            }
+            None => self.let_go(peer),
+        }
+    }
+
+    fn hurry_leaving(&mut self) {
+        let is_late = |node: &Node| node.leaves_by.is_some_and(|by| Instant::now() >= by);
+        let late = self.nodes.iter().filter(|(_, node)| is_late(node));
+        for peer in late.map(|(peer, _)| *peer).collect::<Vec<Peer>>() {
+            self.let_go(peer);
+        }
+    }
+
+    /// These lanes are leaving, and have no context left.
+    pub(super) fn end_leaving(&mut self, drained: &[u32]) {
+        let is_drained = |first: u32| {
+            self.casting.layout.lanes_of_worker(first).all(|lane| drained.contains(&lane))
+        };
+        let leaving = self.nodes.iter().filter(|(_, node)| {
+            node.leaves_by.is_some() && node.place.lane.is_some_and(is_drained)
+        });
+        for peer in leaving.map(|(peer, _)| *peer).collect::<Vec<Peer>>() {
+            self.let_go(peer);
+        }
+    }
+
+    /// Lets a worker leave.
+    fn let_go(&mut self, peer: Peer) {
+        self.tell(peer, &Control::Leave);
+        self.give_up(peer, "it left".to_owned());
+    }
+}

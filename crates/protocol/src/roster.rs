@@ -1,0 +1,297 @@
+//! Which places of a cluster have a node, and what follows for lanes when one comes or goes. The dispatcher's process
+//! alone decides this; nodes are told.
+//!
+//! A place is hosted, vacant, or a node is loading there. A lane is closed when contexts of it are lost, and opened again
+//! when all its places and all Tier-1 nodes of its pipeline are hosted. While a Tier-1 node is missing, the other lanes
+//! of its pipeline rest: their contexts are kept, and their steps are launched again when it has a host.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A node's place in a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// Its pipeline.
+    pub pipeline: usize,
+    /// Its slice.
+    pub slice: usize,
+    /// Its lane of the first strand; `None` is the slice's Tier-1 node.
+    pub lane: Option<u32>,
+}
+
+/// The shape of a cluster, as far as its places depend on it.
+#[derive(Clone, Copy, Debug)]
+pub struct RosterShape {
+    /// Pipelines.
+    pub pipelines: usize,
+    /// Slices of each.
+    pub slices: usize,
+    /// Attention workers of each slice: lanes of one strand.
+    pub workers: u32,
+    /// Whether the first of them is the Tier-1 node itself.
+    pub tier1_attends: bool,
+    /// Strands of each pipeline.
+    pub strands: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Hosted,
+    Vacant,
+    Loading,
+}
+
+/// What a lost node costs.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Loss {
+    /// Lanes that are closed with it.
+    pub closed: Vec<u32>,
+    /// A place where a node loads that knows the lost one as its neighbour: it has to begin again.
+    pub candidate: Option<Place>,
+}
+
+/// What a node brings that has become ready.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Back {
+    /// Lanes that are opened again, without contexts.
+    pub opened: Vec<u32>,
+    /// Lanes that rested and go on with their contexts: their steps are launched again.
+    pub resumed: Vec<u32>,
+}
+
+/// See the module's head.
+pub struct Roster {
+    shape: RosterShape,
+    places: BTreeMap<Place, Standing>,
+    closed: BTreeSet<u32>,
+}
+
+impl RosterShape {
+    fn lanes_of_worker(&self, first: u32) -> impl Iterator<Item = u32> {
+        let workers = self.workers;
+        (0..self.strands).map(move |strand| first + strand * workers)
+    }
+
+    fn lanes_of(&self, pipeline: usize) -> impl Iterator<Item = u32> {
+        let lanes = self.strands * self.workers;
+        pipeline as u32 * lanes..(pipeline as u32 + 1) * lanes
+    }
+
+    /// The lanes of a pipeline's first strand that have Tier-2 nodes.
+    fn tier2_lanes(&self, pipeline: usize) -> impl Iterator<Item = u32> {
+        let first = pipeline as u32 * self.strands * self.workers;
+        first + u32::from(self.tier1_attends)..first + self.workers
+    }
+
+    fn pipeline_of(&self, lane: u32) -> usize {
+        (lane / (self.strands * self.workers)) as usize
+    }
+
+    /// The place on a slice where a lane's contexts are.
+    fn place_of(&self, lane: u32, slice: usize) -> Place {
+        let pipeline = self.pipeline_of(lane);
+        let worker = lane % self.workers;
+        let first = pipeline as u32 * self.strands * self.workers;
+        let is_own = self.tier1_attends && worker == 0;
+        Place { pipeline, slice, lane: (!is_own).then_some(first + worker) }
+    }
+
+    /// Every place.
+    pub fn places(&self) -> impl Iterator<Item = Place> {
+        (0..self.pipelines).flat_map(move |pipeline| {
+            (0..self.slices).flat_map(move |slice| {
+                let tier2 = self.tier2_lanes(pipeline).map(Some);
+                let lanes = std::iter::once(None).chain(tier2);
+                lanes.map(move |lane| Place { pipeline, slice, lane })
+            })
+        })
+    }
+}
+
+impl Roster {
+    /// A cluster with a node at every place.
+    pub fn new(shape: RosterShape) -> Self {
+        let places = shape.places().map(|place| (place, Standing::Hosted)).collect();
+        Self { shape, places, closed: BTreeSet::new() }
+    }
+
+    /// A node is gone, or is given up. It may have been loading.
+    pub fn lose(&mut self, place: Place) -> Loss {
+        let before = self.places.insert(place, Standing::Vacant);
+        if before != Some(Standing::Hosted) {
+            return Loss::default();
+        }
+        let first = match place.lane {
+            None if self.shape.tier1_attends => self.shape.lanes_of(place.pipeline).next(),
+            lane => lane,
+        };
+        let lanes = first.into_iter().flat_map(|first| self.shape.lanes_of_worker(first));
+        let closed = lanes.filter(|lane| self.closed.insert(*lane)).collect();
+        let mut neighbours = self.neighbours(place);
+        let candidate = neighbours.find(|place| self.places[place] == Standing::Loading);
+        Loss { closed, candidate }
+    }
+
+    /// The places that a node has connections with.
+    fn neighbours(&self, place: Place) -> impl Iterator<Item = Place> {
+        self.places.keys().copied().filter(move |other| {
+            other.pipeline == place.pipeline
+                && match (place.lane, other.lane) {
+                    (None, None) => other.slice.abs_diff(place.slice) == 1,
+                    (Some(_), Some(_)) => false,
+                    _ => other.slice == place.slice,
+                }
+        })
+    }
+
+    /// The neighbours of a place that have a node.
+    pub fn hosted_neighbours(&self, place: Place) -> Vec<Place> {
+        self.neighbours(place).filter(|place| self.is_hosted(*place)).collect()
+    }
+
+    /// Whether a place has a node that is ready.
+    pub fn is_hosted(&self, place: Place) -> bool {
+        self.places.get(&place) == Some(&Standing::Hosted)
+    }
+
+    /// Whether a node is loading at a place.
+    pub fn is_loading(&self, place: Place) -> bool {
+        self.places.get(&place) == Some(&Standing::Loading)
+    }
+
+    /// The places that may be given to a node now: one of each pipeline at a time, since neighbours must know each
+    /// other, and a Tier-1 node first.
+    pub fn wanted(&self) -> Vec<Place> {
+        let mut wanted = Vec::new();
+        for pipeline in 0..self.shape.pipelines {
+            let own = self.places.iter().filter(|(place, _)| place.pipeline == pipeline);
+            if own.clone().any(|(_, standing)| *standing == Standing::Loading) {
+                continue;
+            }
+            let vacant = own.filter(|(_, standing)| **standing == Standing::Vacant);
+            let vacant: Vec<Place> = vacant.map(|(place, _)| *place).collect();
+            let has_host = |place: &&Place| {
+                place.lane.is_some() && self.is_hosted(Place { lane: None, ..**place })
+            };
+            let tier1 = vacant.iter().filter(|place| place.lane.is_none());
+            wanted.extend(tier1.chain(vacant.iter().filter(has_host)));
+        }
+        wanted
+    }
+
+    /// A node begins to load at a vacant place.
+    ///
+    /// # Panics
+    /// If the place is not vacant.
+    pub fn load(&mut self, place: Place) {
+        let before = self.places.insert(place, Standing::Loading);
+        assert_eq!(before, Some(Standing::Vacant), "{place:?} is given away twice");
+    }
+
+    /// The node that was loading is ready.
+    ///
+    /// # Panics
+    /// If none was loading there.
+    pub fn ready(&mut self, place: Place) -> Back {
+        let before = self.places.insert(place, Standing::Hosted);
+        assert_eq!(before, Some(Standing::Loading), "{place:?} is ready without loading");
+        if self.rests(place.pipeline) {
+            return Back::default();
+        }
+        let lanes = || self.shape.lanes_of(place.pipeline);
+        let resumed = lanes().filter(|lane| place.lane.is_none() && !self.closed.contains(lane));
+        let is_whole = |lane: &u32| {
+            (0..self.shape.slices).all(|slice| self.is_hosted(self.shape.place_of(*lane, slice)))
+        };
+        let opened: Vec<u32> =
+            lanes().filter(|lane| self.closed.contains(lane) && is_whole(lane)).collect();
+        let resumed = resumed.collect();
+        self.closed.retain(|lane| !opened.contains(lane));
+        Back { opened, resumed }
+    }
+
+    /// Whether a Tier-1 node of a pipeline is missing.
+    pub fn rests(&self, pipeline: usize) -> bool {
+        (0..self.shape.slices).any(|slice| !self.is_hosted(Place { pipeline, slice, lane: None }))
+    }
+
+    /// Whether steps of a lane can be computed now.
+    pub fn is_open(&self, lane: u32) -> bool {
+        !self.closed.contains(&lane) && !self.rests(self.shape.pipeline_of(lane))
+    }
+
+    /// Closes the lanes of a pipeline that rests: nobody came in time, and their prompts should not wait longer.
+    pub fn close(&mut self, pipeline: usize) -> Vec<u32> {
+        self.shape.lanes_of(pipeline).filter(|lane| self.closed.insert(*lane)).collect()
+    }
+
+    /// Whether a lane is closed.
+    pub fn is_closed(&self, lane: u32) -> bool {
+        self.closed.contains(&lane)
+    }
+
+    /// Whether all lanes are closed.
+    pub fn all_closed(&self) -> bool {
+        (0..self.shape.pipelines)
+            .all(|pipeline| self.shape.lanes_of(pipeline).all(|lane| self.closed.contains(&lane)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(slice: usize, lane: Option<u32>) -> Place {
+        Place { pipeline: 0, slice, lane }
+    }
+
+    fn roster(tier1_attends: bool, strands: u32) -> Roster {
+        Roster::new(RosterShape { pipelines: 1, slices: 2, workers: 2, tier1_attends, strands })
+    }
+
+    #[test]
+    fn a_lane_is_opened_when_all_its_places_are_hosted() {
+        let mut roster = roster(false, 2);
+        let loss = roster.lose(place(0, Some(1)));
+        assert_eq!(loss, Loss { closed: vec![1, 3], candidate: None }, "one lane of each strand");
+        assert_eq!(roster.lose(place(1, Some(1))).closed, [], "they are closed already");
+        assert_eq!(roster.wanted(), [place(0, Some(1)), place(1, Some(1))]);
+        roster.load(place(0, Some(1)));
+        assert_eq!(roster.wanted(), [], "one at a time");
+        assert_eq!(roster.ready(place(0, Some(1))), Back::default(), "the other is missing");
+        roster.load(place(1, Some(1)));
+        let back = roster.ready(place(1, Some(1)));
+        assert_eq!(back, Back { opened: vec![1, 3], resumed: vec![] });
+    }
+
+    #[test]
+    fn a_pipeline_rests_without_a_tier1_node_and_keeps_its_contexts() {
+        let mut roster = roster(false, 1);
+        assert_eq!(roster.lose(place(1, None)), Loss::default());
+        assert!(roster.rests(0) && !roster.is_open(0) && !roster.is_closed(0));
+        roster.lose(place(1, Some(0)));
+        assert_eq!(roster.wanted(), [place(1, None)], "its Tier-2 node comes later");
+        assert_eq!(roster.hosted_neighbours(place(1, None)), [place(0, None), place(1, Some(1))]);
+        roster.load(place(1, None));
+        let back = roster.ready(place(1, None));
+        assert_eq!(back, Back { opened: vec![], resumed: vec![1] });
+        roster.load(place(1, Some(0)));
+        assert_eq!(roster.ready(place(1, Some(0))).opened, [0]);
+    }
+
+    #[test]
+    fn own_lanes_are_lost_with_their_node() {
+        let mut roster = roster(true, 1);
+        assert_eq!(roster.lose(place(0, None)).closed, [0]);
+        roster.load(place(0, None));
+        let loss = roster.lose(place(1, None));
+        assert_eq!(loss.candidate, Some(place(0, None)), "it waits for the lost one");
+        assert_eq!(roster.lose(place(0, None)), Loss::default());
+        assert_eq!(roster.close(0), [1], "nobody came in time");
+        assert!(roster.all_closed());
+        for slice in [0, 1] {
+            roster.load(place(slice, None));
+            let opened = roster.ready(place(slice, None)).opened;
+            assert_eq!(opened, if slice == 0 { vec![] } else { vec![0, 1] });
+        }
+    }
+}

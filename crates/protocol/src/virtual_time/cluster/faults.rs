@@ -1,0 +1,171 @@
+//! Faults, and what follows from them, as the dispatcher's process of a real cluster decides it.
+
+use super::super::setting::{Costs, Failure, Fault, FaultKind};
+use super::{Cluster, Event, nodes};
+use crate::dispatcher::DispatcherEvent;
+use crate::message::NodeAddress;
+use crate::roster::Place;
+
+/// A host that offers itself where nobody is wanted yet asks again after this time.
+const ASKS_AGAIN_NS: u64 = 500;
+
+/// What follows from a fault.
+#[derive(Clone, Copy)]
+pub(super) enum Follows {
+    /// The others know that a node is gone. Another host offers itself so much later.
+    Noticed(NodeAddress, Option<u64>),
+    /// A host offers itself for a node.
+    Offers(NodeAddress),
+    /// It has loaded, if it is still the same.
+    Ready(NodeAddress, u64),
+    /// Nobody should wait for a missing Tier-1 node any longer.
+    Expires,
+    /// A node that is leaving has to go.
+    MustGo(NodeAddress),
+}
+
+fn place_of(node: NodeAddress) -> Place {
+    let (slice, lane) = match node {
+        NodeAddress::Tier1(slice) => (slice, None),
+        NodeAddress::Tier2(slice, lane) => (slice, Some(lane)),
+        NodeAddress::Dispatcher => unreachable!("the dispatcher has no place"),
+    };
+    Place { pipeline: 0, slice, lane }
+}
+
+impl<C: Costs> Cluster<'_, C> {
+    pub(super) fn fault(&mut self, number: usize) -> Result<(), Failure> {
+        let Fault { node, kind, back_ns, .. } = self.topology.faults[number];
+        if !self.roster.is_hosted(place_of(node)) || !self.nodes.contains_key(&node) {
+            return Ok(()); // nobody is there
+        }
+        match (kind, node) {
+            (FaultKind::Leaves { within_ns }, NodeAddress::Tier2(_, lane)) => {
+                if self.leaving.insert(node, back_ns).is_some() {
+                    return Ok(());
+                }
+                let must_go = Event::Follows(Follows::MustGo(node));
+                self.schedule(self.now_ns + within_ns, must_go);
+                self.dispatch(Some(DispatcherEvent::LaneLeaving(lane)))
+            }
+            (FaultKind::Leaves { .. }, _) => self.follow(Follows::Noticed(node, back_ns)),
+            (FaultKind::Dies { noticed_ns }, _) => {
+                self.nodes.remove(&node);
+                let noticed = Event::Follows(Follows::Noticed(node, back_ns));
+                self.schedule(self.now_ns + noticed_ns, noticed);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn follow(&mut self, what: Follows) -> Result<(), Failure> {
+        match what {
+            Follows::Noticed(node, back_ns) => self.lose(node, back_ns),
+            Follows::Offers(node) => {
+                let place = place_of(node);
+                if self.roster.is_hosted(place) || self.roster.is_loading(place) {
+                    return Ok(());
+                }
+                if !self.roster.wanted().contains(&place) {
+                    let again = Event::Follows(Follows::Offers(node));
+                    self.schedule(self.now_ns + ASKS_AGAIN_NS, again);
+                    return Ok(());
+                }
+                self.roster.load(place);
+                let ready = Event::Follows(Follows::Ready(node, self.host(node)));
+                self.schedule(self.now_ns + self.topology.load_ns, ready);
+                Ok(())
+            }
+            Follows::Ready(node, host) if host == self.host(node) => self.ready(node),
+            Follows::Ready(..) => Ok(()),
+            Follows::Expires => {
+                if !self.roster.rests(0) {
+                    return Ok(());
+                }
+                let lanes = self.roster.close(0);
+                self.counts.expired += lanes.len() as u64;
+                self.close(&lanes)
+            }
+            Follows::MustGo(node) => match self.leaving.get(&node) {
+                Some(&back_ns) => self.lose(node, back_ns),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// A node is known to be gone.
+    fn lose(&mut self, node: NodeAddress, back_ns: Option<u64>) -> Result<(), Failure> {
+        self.nodes.remove(&node);
+        self.leaving.remove(&node);
+        *self.hosts.entry(node).or_default() += 1;
+        let place = place_of(node);
+        let was_hosted = self.roster.is_hosted(place);
+        let loss = self.roster.lose(place);
+        if let Some(back_ns) = back_ns {
+            self.schedule(self.now_ns + back_ns, Event::Follows(Follows::Offers(node)));
+        }
+        if was_hosted && place.lane.is_none() {
+            let expires_ns = self.now_ns + self.topology.replace_within_ns;
+            self.schedule(expires_ns, Event::Follows(Follows::Expires));
+        }
+        if let Some(Place { slice, lane, .. }) = loss.candidate {
+            let candidate = match lane {
+                None => NodeAddress::Tier1(slice),
+                Some(lane) => NodeAddress::Tier2(slice, lane),
+            };
+            self.lose(candidate, Some(ASKS_AGAIN_NS))?;
+        }
+        self.close(&loss.closed)
+    }
+
+    fn close(&mut self, lanes: &[u32]) -> Result<(), Failure> {
+        for &lane in lanes {
+            for slice in 0..self.topology.slice_layers.len() {
+                let tier1 = NodeAddress::Tier1(slice);
+                if let Some(driver) = self.nodes.get_mut(&tier1) {
+                    driver.lose_lane(lane);
+                    self.stir(tier1);
+                }
+            }
+            self.dispatch(Some(DispatcherEvent::LaneLost(lane)))?;
+        }
+        Ok(())
+    }
+
+    fn ready(&mut self, node: NodeAddress) -> Result<(), Failure> {
+        self.counts.replaced += 1;
+        let fresh = nodes(self.topology).remove(&node).expect("every node can be made again");
+        self.nodes.insert(node, fresh);
+        let back = self.roster.ready(place_of(node));
+        for lane in back.opened {
+            self.dispatch(Some(DispatcherEvent::LaneOpened(lane)))?;
+        }
+        let steps = self.launched.values().filter(|step| back.resumed.contains(&step.shard.lane));
+        for step in steps.copied().collect::<Vec<_>>() {
+            self.dispatch(Some(DispatcherEvent::Relaunch(step)))?;
+        }
+        Ok(())
+    }
+
+    /// Nodes that are leaving go when their lane has no context left.
+    pub(super) fn let_drained_go(&mut self) -> Result<(), Failure> {
+        let drained = self.dispatcher.lanes_drained();
+        let is_drained = |node: &NodeAddress| matches!(node, NodeAddress::Tier2(_, lane) if drained.contains(lane));
+        let Some((&node, &back_ns)) = self.leaving.iter().find(|(node, _)| is_drained(node)) else {
+            return Ok(());
+        };
+        self.counts.drained += 1;
+        self.lose(node, back_ns)
+    }
+
+    /// What holds after every event that concerns the dispatcher.
+    pub(super) fn check(&self) {
+        self.dispatcher.check();
+        for (node, driver) in &self.nodes {
+            for (lane, (tier2, _)) in &driver.lanes {
+                let shards = self.topology.dispatcher.flights_of(*lane).len();
+                assert!(tier2.waiting() <= shards, "{node:?} has more to do than there are shards");
+            }
+        }
+    }
+}
