@@ -51,7 +51,12 @@ impl Expected {
         let average = |tokens: fn(&Length) -> usize| {
             lengths.iter().map(tokens).sum::<usize>() / lengths.len()
         };
-        let (input, output) = (average(|length| length.prompt), average(|length| length.output));
+        // What prompts have in common is computed and held once, so it makes no rows for further lanes.
+        let own = |length: &Length| match length.common.again {
+            true => 1,
+            false => length.prompt.saturating_sub(length.common.tokens).max(1),
+        };
+        let (input, output) = (average(own), average(|length| length.output));
         Crowd { prompts: self.prompts, input, output }
     }
 
@@ -88,4 +93,23 @@ pub fn lengths(survey: &Survey) -> Vec<Length> {
         })
     });
     prompts.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shared_makes_no_rows() {
+        let check = |common: fn(usize) -> Common, input: usize| {
+            let length = |prompt| Length { prompt: 1000, output: 32, common: common(prompt) };
+            let workload = Workload::new("test", (0..10).map(length).collect()).expect("valid");
+            assert_eq!(Expected { workload, prompts: 10 }.crowd().input, input);
+        };
+        check(|_| Common::default(), 1000);
+        check(|_| Common { tokens: 960, text: 1, again: false }, 40);
+        check(|_| Common { tokens: 1000, text: 1, again: false }, 1);
+        // Ten choices of one request.
+        check(|choice| Common { again: choice > 0, ..Common::default() }, 100);
+    }
 }
