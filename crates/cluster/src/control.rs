@@ -35,8 +35,8 @@ pub enum Control {
     Ready,
     /// Worker → dispatcher: cannot go on, and why.
     Failed(String),
-    /// Dispatcher → Tier-1 node: this lane's contexts are gone; forget its steps.
-    LaneLost(u32),
+    /// Dispatcher → Tier-1 node: this lane's contexts are gone; forget its steps, up to those of this generation.
+    LaneLost(u32, u64),
     /// Dispatcher → Tier-1 node: a new neighbour will introduce itself so, in place of the one before.
     Await(Option<u32>, u64),
     /// Tier-1 node → dispatcher: it knows whom to await with this pass.

@@ -192,7 +192,7 @@ impl<'a, B: Backend> Server<'a, B> {
             Heard::ReportWanted => {
                 self.station.send_reports(nodes::reports(&self.nodes), self.strand == 0)?;
             }
-            Heard::LaneLost(lane) => self.nodes.lose_lane(lane),
+            Heard::LaneLost(lane, generation) => self.nodes.lose_lane(lane, Some(generation)),
             Heard::Over => return Ok(true),
             Heard::Nothing => {}
         }
@@ -221,7 +221,7 @@ impl<'a, B: Backend> Server<'a, B> {
             Err(lie) => {
                 self.dismissed.insert(peer);
                 if let NodeAddress::Tier2(_, lane) = sender {
-                    self.nodes.lose_lane(lane);
+                    self.nodes.lose_lane(lane, None);
                 }
                 self.station.send_away(peer, lie)
             }

@@ -61,8 +61,8 @@ pub(crate) enum Heard {
     Message(Peer, Message, Instant),
     /// The dispatcher wants the report.
     ReportWanted,
-    /// A lane's contexts are gone.
-    LaneLost(u32),
+    /// A lane's contexts are gone, up to this generation of it.
+    LaneLost(u32, u64),
     /// The job is over.
     Over,
     /// Nothing that concerns the role.
@@ -241,7 +241,7 @@ impl Station {
             {
                 match Control::read(&message)? {
                     Control::Report => Ok(Heard::ReportWanted),
-                    Control::LaneLost(lane) => Ok(Heard::LaneLost(lane)),
+                    Control::LaneLost(lane, generation) => Ok(Heard::LaneLost(lane, generation)),
                     Control::Leave => Ok(Heard::Over),
                     Control::Await(..) | Control::Dial(..) => Ok(Heard::Nothing),
                     other => Err(ClusterError::Control(format!("a worker was sent {other:?}"))),

@@ -79,10 +79,10 @@ where
         }
     }
 
-    /// Forgets the steps of a lane whose contexts are gone.
-    pub fn lose_lane(&mut self, lane: u32) {
+    /// Forgets the steps of a lane whose contexts are gone; see [`Tier1Node::lose_lane`].
+    pub fn lose_lane(&mut self, lane: u32, generation: Option<u64>) {
         if let Some((node, _)) = &mut self.tier1 {
-            node.lose_lane(lane);
+            node.lose_lane(lane, generation);
         }
     }
 

@@ -63,6 +63,8 @@ pub struct Roster {
     shape: RosterShape,
     places: BTreeMap<Place, Standing>,
     closed: BTreeSet<u32>,
+    /// How often each lane was opened again.
+    generations: BTreeMap<u32, u64>,
 }
 
 impl RosterShape {
@@ -111,7 +113,7 @@ impl Roster {
     /// A cluster with a node at every place.
     pub fn new(shape: RosterShape) -> Self {
         let places = shape.places().map(|place| (place, Standing::Hosted)).collect();
-        Self { shape, places, closed: BTreeSet::new() }
+        Self { shape, places, closed: BTreeSet::new(), generations: BTreeMap::new() }
     }
 
     /// A node is gone, or is given up. It may have been loading.
@@ -206,6 +208,9 @@ impl Roster {
             lanes().filter(|lane| self.closed.contains(lane) && is_whole(lane)).collect();
         let resumed = resumed.collect();
         self.closed.retain(|lane| !opened.contains(lane));
+        for lane in &opened {
+            *self.generations.entry(*lane).or_default() += 1;
+        }
         Back { opened, resumed }
     }
 
@@ -222,6 +227,21 @@ impl Roster {
     /// Closes the lanes of a pipeline that rests: nobody came in time, and their prompts should not wait longer.
     pub fn close(&mut self, pipeline: usize) -> Vec<u32> {
         self.shape.lanes_of(pipeline).filter(|lane| self.closed.insert(*lane)).collect()
+    }
+
+    /// How often a lane was opened again: the generation of its steps.
+    pub fn generation(&self, lane: u32) -> u64 {
+        self.generations.get(&lane).copied().unwrap_or(0)
+    }
+
+    /// The newest generation of each of a pipeline's lanes whose contexts are lost. A new Tier-1 node may still get
+    /// steps of them.
+    pub fn generations_lost(&self, pipeline: usize) -> Vec<(u32, u64)> {
+        let lost = |lane: u32| match self.closed.contains(&lane) {
+            true => Some((lane, self.generation(lane))),
+            false => Some((lane, self.generation(lane).checked_sub(1)?)),
+        };
+        self.shape.lanes_of(pipeline).filter_map(lost).collect()
     }
 
     /// Whether a lane is closed.

@@ -201,10 +201,15 @@ impl<P> Tier1Node<P> {
         true
     }
 
-    /// Forgets the steps of a lane whose contexts are gone, and those still on their way here.
-    pub fn lose_lane(&mut self, lane: u32) {
-        self.generations.entry(lane).or_default().1 = true;
-        self.forget_lane(lane);
+    /// Forgets the steps of a lane whose contexts are gone, and those still on their way here: up to this generation, or
+    /// (`None`) to the newest that came.
+    pub fn lose_lane(&mut self, lane: u32, generation: Option<u64>) {
+        let newest = self.generations.entry(lane).or_default();
+        let generation = generation.unwrap_or(newest.0);
+        if generation >= newest.0 {
+            *newest = (generation, true);
+            self.forget_lane(lane);
+        }
     }
 
     fn forget_lane(&mut self, lane: u32) {

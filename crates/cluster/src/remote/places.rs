@@ -77,9 +77,10 @@ impl RemoteFabric {
     fn close(&self, lanes: &[u32]) {
         for &lane in lanes {
             let pipeline = self.casting.layout.pipeline_of(lane);
+            let lost = Control::LaneLost(lane, self.roster.generation(lane));
             let tier1 = self.nodes.iter().filter(|(_, node)| node.place.lane.is_none());
             for (&peer, _) in tier1.filter(|(_, node)| node.place.pipeline == pipeline) {
-                self.tell(peer, &Control::LaneLost(lane));
+                self.tell(peer, &lost);
             }
         }
     }
@@ -224,6 +225,11 @@ impl RemoteFabric {
         node.is_ready = true;
         let (name, place) = (node.name.clone(), node.place);
         let back = self.roster.ready(place);
+        if place.lane.is_none() {
+            for (lane, generation) in self.roster.generations_lost(place.pipeline) {
+                self.tell(peer, &Control::LaneLost(lane, generation));
+            }
+        }
         let after = self.vacant.remove(&place).map(|vacancy| vacancy.since.elapsed());
         let after = after.unwrap_or_default();
         self.happened.push(FabricEvent::NodeBack { name, after, back });

@@ -120,10 +120,11 @@ impl<C: Costs> Cluster<'_, C> {
 
     fn close(&mut self, lanes: &[u32]) -> Result<(), Failure> {
         for &lane in lanes {
+            let generation = Some(self.roster.generation(lane));
             for slice in 0..self.topology.slice_layers.len() {
                 let tier1 = NodeAddress::Tier1(slice);
                 if let Some(driver) = self.nodes.get_mut(&tier1) {
-                    driver.lose_lane(lane);
+                    driver.lose_lane(lane, generation);
                     self.stir(tier1);
                 }
             }
@@ -134,9 +135,12 @@ impl<C: Costs> Cluster<'_, C> {
 
     fn ready(&mut self, node: NodeAddress) -> Result<(), Failure> {
         self.counts.replaced += 1;
-        let fresh = nodes(self.topology).remove(&node).expect("every node can be made again");
-        self.nodes.insert(node, fresh);
+        let mut fresh = nodes(self.topology).remove(&node).expect("every node can be made again");
         let back = self.roster.ready(place_of(node));
+        for (lane, generation) in self.roster.generations_lost(0) {
+            fresh.lose_lane(lane, Some(generation));
+        }
+        self.nodes.insert(node, fresh);
         for lane in back.opened {
             self.dispatch(Some(DispatcherEvent::LaneOpened(lane)))?;
         }
