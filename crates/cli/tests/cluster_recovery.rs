@@ -48,22 +48,28 @@ impl Story {
     }
 }
 
-/// A worker of a tier that has a role.
+/// A worker of a tier.
 fn join(dispatcher: &Dispatcher, tier: &str) -> Running {
     Running::start_until(&mut worker(&dispatcher.address, &["--tier", tier]), "dialling").0
+}
+
+/// A Tier-1 worker that joins again if it is sent away: one that loads while its neighbour is lost is.
+fn join_to_stay(dispatcher: &Dispatcher) -> Running {
+    let mut worker = worker(&dispatcher.address, &["--tier", "1", "--stay"]);
+    Running::start_until(&mut worker, "dialling").0
 }
 
 #[test]
 fn a_spare_takes_the_place_of_a_tier1_node_and_contexts_are_kept() {
     let story = Story::new();
     let mut dispatcher = story.listen(&["--spares", "1"]);
-    let tier1: Vec<Running> = (0..3).map(|_| join(&dispatcher, "1")).collect();
+    let tier1: Vec<Running> = (0..3).map(|_| join_to_stay(&dispatcher)).collect();
     let _tier2: Vec<Running> = (0..2).map(|_| join(&dispatcher, "2")).collect();
     dispatcher.running.wait_for_lines(&story.case.output(), 20);
     // Whichever of the three waits: two of them have a place, and one of those is killed.
     tier1[0].process().kill();
     dispatcher.running.wait_for_lines(&story.case.output(), 60);
-    let another = join(&dispatcher, "1");
+    let another = join_to_stay(&dispatcher);
     tier1[1].process().kill();
     let (stats, said) = story.expect_done(dispatcher.running);
     assert_eq!(stats["prompts_lost"], 0, "{said}");
