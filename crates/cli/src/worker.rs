@@ -61,7 +61,12 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
     let mut last_error = String::new();
     loop {
         match work_apart(&options) {
-            Ok(()) if options.leaving.load(Ordering::Relaxed) => return Ok(ExitCode::SUCCESS),
+            // Whoever was asked to leave does, even if the dispatcher went first.
+            Ok(()) | Err(ClusterError::DispatcherLost(_))
+                if options.leaving.load(Ordering::Relaxed) =>
+            {
+                return Ok(ExitCode::SUCCESS);
+            }
             Ok(()) => last_error.clear(),
             Err(error) => {
                 // A worker that stays does not fail when its dispatcher leaves.
