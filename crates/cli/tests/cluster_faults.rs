@@ -5,33 +5,13 @@
 mod cluster_support;
 mod common;
 
-use cluster_support::{Dispatcher, Process, Running, expect_gone};
+use cluster_support::{CLUSTER, Dispatcher, LINES, Process, Running, Story, expect_gone};
 use common::{Case, Random, mixed_requests};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs;
 use std::os::unix::process::CommandExt;
 
-const LINES: usize = 200;
-
-/// Two slices, each with its Tier-2 node: four workers. Slow enough, without using a core, to be
-/// caught half-way.
-const CLUSTER: [&str; 10] =
-    ["--tier1", "2", "--tier2", "1", "--batch", "8", "--flights", "2", "--delay", "2ms"];
-
-struct Story {
-    case: Case,
-    expected: Vec<String>,
-}
-
 impl Story {
-    fn new() -> Self {
-        let case = Case::new(mixed_requests(LINES as u64, 4, 16));
-        case.run(&[]).expect(0);
-        let expected = case.results();
-        fs::remove_file(case.output()).expect("the output of one process");
-        Self { case, expected }
-    }
-
     /// Starts the cluster; returns it and its workers once it has `lines` lines.
     fn start(&self, lines: usize) -> (Running, Vec<Process>) {
         let mut running = Running::start(&mut self.case.command(&CLUSTER));

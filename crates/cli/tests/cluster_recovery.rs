@@ -4,33 +4,14 @@
 mod cluster_support;
 mod common;
 
-use cluster_support::{Dispatcher, Running, worker};
-use common::{Case, Random, mixed_requests};
+use cluster_support::{CLUSTER, Dispatcher, Running, Story, worker};
+use common::Random;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
 use std::net::TcpListener;
 
-const LINES: usize = 200;
-
-/// Two slices with a Tier-2 node each. Slow enough, without using a core, to be caught half-way.
-const CLUSTER: [&str; 10] =
-    ["--tier1", "2", "--tier2", "1", "--batch", "8", "--flights", "2", "--delay", "2ms"];
-
-struct Story {
-    case: Case,
-    expected: Vec<String>,
-}
-
 impl Story {
-    fn new() -> Self {
-        let case = Case::new(mixed_requests(LINES as u64, 4, 16));
-        case.run(&[]).expect(0);
-        let expected = case.results();
-        fs::remove_file(case.output()).expect("the output of one process");
-        Self { case, expected }
-    }
-
     /// A dispatcher that waits for workers, and writes statistics.
     fn listen(&self, options: &[&str]) -> Dispatcher {
         let stats = self.case.path("stats.json");

@@ -1,7 +1,7 @@
 //! What the prompts of an input have in common: found by a chain of hashes over the pages of tokens that each begins
 //! with, in bounded memory.
 
-use glinthawk_protocol::PAGE_POSITIONS;
+use glinthawk_protocol::{PAGE_POSITIONS, page_hashes};
 use std::collections::HashMap;
 
 /// Pages that are told apart. What comes later is still compared with those.
@@ -30,7 +30,9 @@ pub(crate) struct Beginnings {
 impl Beginnings {
     /// Takes in the next prompt. Gives its beginning, as far as the prompts before it show it.
     pub(crate) fn add(&mut self, tokens: &[u32]) -> Beginning {
-        let hashes = hashes(tokens);
+        // At least one token follows the last shared page.
+        let before_last = &tokens[..tokens.len().saturating_sub(1)];
+        let hashes = page_hashes(before_last, PAGE_POSITIONS);
         for &hash in &hashes {
             if self.counts.len() < PAGES_MAX || self.counts.contains_key(&hash) {
                 *self.counts.entry(hash).or_default() += 1;
@@ -60,22 +62,6 @@ impl Beginnings {
             hashes.iter().enumerate().map(saved).max_by(|one, other| one.0.total_cmp(&other.0));
         most.filter(|(saved, _)| *saved > 0.0).map_or(Beginning::default(), |(_, found)| found)
     }
-}
-
-/// A hash of the tokens up to the end of each page. At least one token follows the last of them.
-fn hashes(tokens: &[u32]) -> Vec<u64> {
-    let before_last = &tokens[..tokens.len().saturating_sub(1)];
-    let mut hash = 0u64;
-    let pages = before_last.chunks_exact(PAGE_POSITIONS as usize);
-    pages
-        .map(|page| {
-            for &token in page {
-                hash = (hash ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                hash ^= hash >> 29;
-            }
-            hash
-        })
-        .collect()
 }
 
 #[cfg(test)]

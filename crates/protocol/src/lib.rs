@@ -17,7 +17,7 @@ pub mod virtual_time;
 
 pub use dispatcher::{
     Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats, LaneShape,
-    OVERSUBSCRIPTION, PromptStanding, Rejection, lane_flights, lane_pages,
+    OVERSUBSCRIPTION, PromptStanding, Rejection, lane_flights, lane_pages, page_hashes,
 };
 pub use driver::{Compute, Driver, Outgoing, Started};
 pub use glinthawk_flight::{

@@ -2,7 +2,7 @@
 //! of them still run.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
-use crate::common::{Case, Finished, glinthawk, lines_in};
+use crate::common::{Case, Finished, glinthawk, lines_in, mixed_requests};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -22,6 +22,30 @@ pub const LOOK: Duration = Duration::from_millis(1);
 
 /// Long enough for anything that ends by itself. What takes longer hangs.
 pub const HANGS: Duration = Duration::from_secs(60);
+
+/// A job of so many lines.
+pub const LINES: usize = 200;
+
+/// Two slices, each with its Tier-2 node: four workers. Slow enough, without using a core, to be
+/// caught half-way.
+pub const CLUSTER: [&str; 10] =
+    ["--tier1", "2", "--tier2", "1", "--batch", "8", "--flights", "2", "--delay", "2ms"];
+
+/// A job, and what one undisturbed process makes of it.
+pub struct Story {
+    pub case: Case,
+    pub expected: Vec<String>,
+}
+
+impl Story {
+    pub fn new() -> Self {
+        let case = Case::new(mixed_requests(LINES as u64, 4, 16));
+        case.run(&[]).expect(0);
+        let expected = case.results();
+        fs::remove_file(case.output()).expect("the output of one process");
+        Self { case, expected }
+    }
+}
 
 /// A process that does not outlive its test.
 pub struct Running {

@@ -14,6 +14,7 @@ mod sharing;
 
 pub use config::{DispatcherConfig, LaneShape, OVERSUBSCRIPTION, lane_flights};
 pub use pages::lane_pages;
+pub use sharing::page_hashes;
 
 use crate::histogram::Histogram;
 use crate::message::{Home, Launch};
@@ -309,7 +310,7 @@ impl Dispatcher {
         self.now_ns = now_ns;
         self.queue.insert((prompt.priority, id));
         let hashes = if self.config.sharing {
-            sharing::hashes(&prompt.tokens, self.config.page_positions)
+            page_hashes(&prompt.tokens, self.config.page_positions)
         } else {
             Vec::new()
         };

@@ -6,7 +6,7 @@ use super::{Dispatcher, Lane};
 use crate::prompt::PromptId;
 
 /// A hash of the tokens up to the end of each full page. Whoever finds a page by it compares the tokens too.
-pub(super) fn hashes(tokens: &[u32], page_positions: u32) -> Vec<u64> {
+pub fn page_hashes(tokens: &[u32], page_positions: u32) -> Vec<u64> {
     let pages = tokens.chunks_exact(page_positions as usize);
     let mut hash = 0u64;
     pages
