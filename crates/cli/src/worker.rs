@@ -54,6 +54,9 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
         news: if args.place.is_some() { |_| () } else { tell },
     };
     leave_when_asked(&options)?;
+    if args.place.is_some() {
+        end_with_parent();
+    }
     if !args.stay {
         work_apart(&options)?;
         return Ok(ExitCode::SUCCESS);
@@ -96,6 +99,15 @@ fn leave_when_asked(options: &WorkerOptions) -> anyhow::Result<()> {
     .context("cannot watch for Ctrl-C")
 }
 
+/// A local process ends with the one that started it, which holds the other end of its standard input.
+fn end_with_parent() {
+    std::thread::spawn(|| {
+        // Whatever is there, or why it cannot be read: it is over.
+        _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        std::process::exit(1);
+    });
+}
+
 /// Works on a thread of its own: it is pinned to cores, and the next job must not inherit that.
 fn work_apart(options: &WorkerOptions) -> Result<(), ClusterError> {
     let worked = std::thread::scope(|scope| scope.spawn(|| work(options)).join());
@@ -106,6 +118,7 @@ fn work_apart(options: &WorkerOptions) -> Result<(), ClusterError> {
 fn tell(news: WorkerNews<'_>) {
     match news {
         WorkerNews::Dialling(address) => say(format_args!("dialling {address}")),
+        WorkerNews::NotNeeded => say("done: the job needed no further worker"),
         WorkerNews::Joined(role) => say(format_args!("joined as {}", joined(role))),
         WorkerNews::Loading(model, bytes) => {
             say(format_args!("loading {} of weights, {}", units::bytes(bytes), origin(model)))

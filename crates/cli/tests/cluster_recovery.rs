@@ -3,9 +3,13 @@
 
 mod cluster_support;
 mod common;
+mod liar_support;
 
-use cluster_support::{CLUSTER, Dispatcher, Running, Story, worker};
+use cluster_support::{CLUSTER, Dispatcher, Process, Running, Story, expect_gone, worker};
 use common::Random;
+use glinthawk_cluster::Control;
+use glinthawk_flight::Kind;
+use liar_support::Liar;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
@@ -34,30 +38,85 @@ fn join(dispatcher: &Dispatcher, tier: &str) -> Running {
     Running::start_until(&mut worker(&dispatcher.address, &["--tier", tier]), "dialling").0
 }
 
-/// A Tier-1 worker that joins again if it is sent away: one that loads while its neighbour is lost is.
-fn join_to_stay(dispatcher: &Dispatcher) -> Running {
-    let mut worker = worker(&dispatcher.address, &["--tier", "1", "--stay"]);
-    Running::start_until(&mut worker, "dialling").0
-}
-
 #[test]
 fn a_spare_takes_the_place_of_a_tier1_node_and_contexts_are_kept() {
     let story = Story::new();
     let mut dispatcher = story.listen(&["--spares", "1"]);
-    let tier1: Vec<Running> = (0..3).map(|_| join_to_stay(&dispatcher)).collect();
+    let tier1: Vec<Running> = (0..3).map(|_| join(&dispatcher, "1")).collect();
     let _tier2: Vec<Running> = (0..2).map(|_| join(&dispatcher, "2")).collect();
     dispatcher.running.wait_for_lines(&story.case.output(), 20);
     // Whichever of the three waits: two of them have a place, and one of those is killed.
     tier1[0].process().kill();
     dispatcher.running.wait_for_lines(&story.case.output(), 60);
-    let another = join_to_stay(&dispatcher);
+    let another = join(&dispatcher, "1");
     tier1[1].process().kill();
     let (stats, said) = story.expect_done(dispatcher.running);
     assert_eq!(stats["prompts_lost"], 0, "{said}");
     assert_eq!(stats["failures"], stats["nodes_replaced"], "{said}");
     assert!(stats["failures"].as_u64() >= Some(1), "{said}");
     assert!(said.contains("has a node again after"), "{said}");
-    drop(another);
+    // Whoever of the others had no place at the end was not needed.
+    another.finish().expect(0);
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_node_that_is_lost_while_the_cluster_loads() {
+    for tier in [1, 2] {
+        let story = Story::new();
+        let dispatcher = story.listen(&["--spares", "2"]);
+        let lost = Liar::join(&dispatcher.address);
+        // With the one that will be lost there are three of each tier: one of each is a spare.
+        let tiers = if tier == 1 { ["1", "1", "2", "2", "2"] } else { ["1", "1", "1", "2", "2"] };
+        let workers = tiers.map(|tier| join(&dispatcher, tier));
+        lost.offer_as(tier, None);
+        drop(lost);
+        let (stats, said) = story.expect_done(dispatcher.running);
+        let counted = (&stats["failures"], &stats["nodes_replaced"]);
+        assert_eq!(counted, (&1.into(), &1.into()), "{said}");
+        assert!(said.contains("while the cluster loads: "), "{said}");
+        workers.into_iter().for_each(|worker| _ = worker.finish().expect(0));
+    }
+}
+
+#[test]
+fn a_spare_that_loads_while_its_neighbour_is_lost_goes_on() {
+    let story = Story::new();
+    let mut dispatcher = story.listen(&[]);
+    let tier1: Vec<Running> = (0..2).map(|_| join(&dispatcher, "1")).collect();
+    let _tier2: Vec<Running> = (0..2).map(|_| join(&dispatcher, "2")).collect();
+    dispatcher.running.wait_for_lines(&story.case.output(), 20);
+    tier1[0].process().kill();
+    let spare = Liar::join(&dispatcher.address);
+    let role = spare.offer(1);
+    tier1[1].process().kill();
+    // Now both Tier-1 nodes are lost, and the one that loads is told of the other's next host.
+    let _another = join(&dispatcher, "1");
+    let told = || Control::read(&spare.next(Kind::Control)).expect("control");
+    while !matches!((role.slice, told()), (0, Control::Dial(..)) | (1, Control::Await(None, _))) {}
+    drop(spare);
+    let _third = join(&dispatcher, "1");
+    let (stats, said) = story.expect_done(dispatcher.running);
+    let counted = (&stats["failures"], &stats["nodes_replaced"]);
+    assert_eq!(counted, (&2.into(), &2.into()), "{said}");
+}
+
+/// Each loss of its neighbour is reported by the Tier-1 node that stays, and it is not the one to blame.
+#[test]
+fn a_tier1_node_may_lose_its_neighbour_many_times() {
+    let story = Story::new();
+    let mut dispatcher = story.listen(&[]);
+    let stays = join(&dispatcher, "1");
+    let _tier2: Vec<Running> = (0..2).map(|_| join(&dispatcher, "2")).collect();
+    let mut neighbour = join(&dispatcher, "1");
+    for time in 1..=4 {
+        dispatcher.running.wait_for_lines(&story.case.output(), 20 * time);
+        neighbour.process().kill();
+        neighbour = join(&dispatcher, "1");
+    }
+    let (stats, said) = story.expect_done(dispatcher.running);
+    assert_eq!(stats["failures"], 4, "{said}");
+    let stayed = stays.finish().expect(0);
+    assert_eq!(stayed.stderr.matches("joined as").count(), 1, "{}", stayed.stderr);
 }
 
 #[test]
@@ -147,4 +206,56 @@ fn local_workers_that_are_killed_are_started_again() {
     let (stats, said) = story.expect_done(running);
     assert!(stats["failures"].as_u64() >= Some(3), "{said}");
     assert!(stats["nodes_replaced"].as_u64() >= Some(2), "{said}");
+}
+
+/// A local worker that is asked to leave, or stopped, is started again.
+#[test]
+fn local_workers_that_leave_or_are_stopped_are_started_again() {
+    let story = Story::new();
+    let stats = story.case.path("stats.json");
+    let options = [&CLUSTER[..], &["--stats", stats.to_str().expect("a plain path")]].concat();
+    let mut running = Running::start(&mut story.case.command(&options));
+    for (lines, victim, signal) in
+        [(20, 3, Signal::TERM), (50, 1, Signal::TERM), (80, 2, Signal::STOP)]
+    {
+        running.wait_for_lines(&story.case.output(), lines);
+        let mut workers = running.process().children();
+        workers.sort();
+        workers[victim].signal(signal);
+    }
+    let (stats, said) = story.expect_done(running);
+    assert_eq!((&stats["failures"], &stats["nodes_replaced"]), (&1.into(), &3.into()), "{said}");
+}
+
+#[test]
+fn an_interrupted_cluster_ends_soon_though_a_worker_is_stopped() {
+    let story = Story::new();
+    let mut running = Running::start(&mut story.case.command(&CLUSTER));
+    running.wait_for_lines(&story.case.output(), 20);
+    let workers = running.process().children();
+    workers[0].signal(Signal::STOP);
+    running.signal(Signal::INT);
+    let stopped = running.finish().expect(1);
+    assert!(stopped.stderr.contains("did not report"), "{}", stopped.stderr);
+    assert!(!stopped.stderr.contains("did not leave in time"), "{}", stopped.stderr);
+    expect_gone(&workers);
+}
+
+#[test]
+fn workers_that_were_started_again_end_with_a_killed_dispatcher() {
+    let story = Story::new();
+    let mut running = Running::start(&mut story.case.command(&CLUSTER));
+    running.wait_for_lines(&story.case.output(), 20);
+    let dispatcher = running.process();
+    let before = dispatcher.children();
+    before[0].kill();
+    let fresh = loop {
+        let is_new = |worker: &Process| !before.contains(worker);
+        if let Some(fresh) = dispatcher.children().into_iter().find(is_new) {
+            break fresh;
+        }
+    };
+    dispatcher.kill();
+    running.finish();
+    expect_gone(&[&before[..], &[fresh]].concat());
 }

@@ -16,8 +16,9 @@ fn options_that_do_nothing_are_bad_usage() {
     let case = Case { model: model.to_owned(), ..case };
     let stats = case.path("stats.json");
     fs::write(&stats, "of an earlier run").expect("written");
-    let cases: [(&[&str], &[&str]); 11] = [
+    let cases: [(&[&str], &[&str]); 12] = [
         (&["--insecure"], &["--insecure does nothing without --listen"]),
+        (&["--replace-within", "5s"], &["--replace-within does nothing in one process"]),
         (&["--tier1", "2", "--secret-file", "x"], &["--secret-file does nothing", "--listen"]),
         (&["--hybrid"], &["--hybrid", "--tier2 1"]),
         (&["--delay", "1ms"], &["--delay", "--tier2 1"]),

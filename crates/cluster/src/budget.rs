@@ -164,7 +164,7 @@ mod tests {
     fn offer(memory_bytes: u64, gpu: Option<(u8, u64)>) -> Offer {
         Offer {
             tier: None,
-            place: None,
+            local: None,
             threads: 1,
             kind: String::new(),
             gpu: gpu.map(|(number, free_bytes)| GpuOffer { uuid: [number; 16], free_bytes }),

@@ -31,7 +31,7 @@ pub enum Control {
     /// Worker → Tier-1 node it dialled: "I am your lane" (of the first strand), or (`None`) "I am the slice before you", with the pass
     /// that the dispatcher gave both.
     Introduce(Option<u32>, u64),
-    /// Worker → dispatcher: weights loaded, pages there, neighbours connected.
+    /// Worker → dispatcher: weights loaded, pages there.
     Ready,
     /// Worker → dispatcher: cannot go on, and why.
     Failed(String),
@@ -62,8 +62,8 @@ pub enum Control {
 pub struct Offer {
     /// The tier it wants to be in; `None` leaves it to the dispatcher.
     pub tier: Option<u8>,
-    /// Its place among the local processes of its tier; `None` if any place will do.
-    pub place: Option<u32>,
+    /// Which of the dispatcher's own processes it is; `None` if it comes from elsewhere.
+    pub local: Option<LocalProcess>,
     /// Kernel threads.
     pub threads: u32,
     /// What its kernels run on: its best instruction set, by name, or its kind of GPU.
@@ -76,6 +76,15 @@ pub struct Offer {
     pub memory_bytes: u64,
     /// Port at which it accepts its neighbours.
     pub port: u16,
+}
+
+/// A process that the dispatcher has started itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LocalProcess {
+    /// Its place among those of its tier.
+    pub place: u32,
+    /// Its process id.
+    pub id: u32,
 }
 
 /// Sizes of pages, and characters of a kind, that an offer may name.

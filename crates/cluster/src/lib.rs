@@ -41,7 +41,7 @@ mod wire;
 mod worker;
 
 pub use budget::{gpu_remedy, left_beside_slice};
-pub use control::{Control, Link, Offer, Role};
+pub use control::{Control, Link, LocalProcess, Offer, Role};
 pub use engine::{Counted, Engine, EngineEvent};
 pub use error::ClusterError;
 pub use estimate::{Estimate, Lines, Pace};
@@ -57,7 +57,7 @@ pub use processes::{LocalWorker, Processes, Restarts, TOKEN_VARIABLE, keep_to_co
 pub use pump::run_job;
 pub use remote::RemoteFabric;
 pub use report::{NodeReport, Traffic, peak_memory_bytes};
-pub use spec::{ClusterSpec, Offered, Settle};
+pub use spec::{ClusterSpec, EndProcess, Offered, Settle};
 pub use stats::{NodeShare, RunStats, Setting};
 pub use trace::write_trace;
 #[doc(hidden)]

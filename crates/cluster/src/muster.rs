@@ -2,21 +2,19 @@
 
 use crate::budget::{Budget, Placed};
 use crate::casting::{Casting, new_pass};
-use crate::complaints::{Complaints, words};
+use crate::complaints::Complaints;
 use crate::control::{Control, Offer};
 use crate::error::ClusterError;
 use crate::kinds::Kinds;
 use crate::layout::Layout;
 use crate::net::{Config, Controller, Encryption, Event, LostReason, Peer, Token};
-use crate::remote::{Complete, Node, OFFER_PATIENCE, RemoteFabric, Waiting};
+use crate::remote::{Cast, Linked, Node, OFFER_PATIENCE, RemoteFabric, Waiting};
 use crate::spec::{ClusterSpec, Offered};
-use crate::weights::serve_weights;
 use glinthawk_compute::Isa;
 use glinthawk_flight::{Buffer, Pool};
-use glinthawk_model::Model;
 use glinthawk_protocol::Place;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,7 +33,7 @@ pub struct Muster {
 }
 
 /// The connections between nodes, by their passes.
-type Links = BTreeMap<u64, [Place; 2]>;
+type Links = BTreeMap<u64, Linked>;
 
 /// A running cluster.
 pub struct Mustered {
@@ -75,7 +73,7 @@ impl Muster {
     /// they load); its error ends the waiting.
     pub fn assemble(
         mut self,
-        spec: &ClusterSpec<'_>,
+        mut spec: ClusterSpec<'_>,
         tick: &mut dyn FnMut(usize, bool) -> Result<(), ClusterError>,
     ) -> Result<Mustered, ClusterError> {
         let mut layout = spec.layout.clone();
@@ -100,7 +98,7 @@ impl Muster {
         let is_ahead = tier1.iter().all(has_gpu) && !tier2.iter().flatten().any(has_gpu);
         let is_hybrid = layout.pipelines == 1 && layout.tier1_attends && layout.tier2 > 0;
         layout.own_batch = (is_hybrid && is_ahead).then_some(spec.own_batch);
-        let layout = self.with_strands(layout, spec, &tier1, &tier2);
+        let layout = self.with_strands(layout, &spec, &tier1, &tier2);
         let mut placed = Vec::new();
         for (index, (&peer, workers)) in tier1.iter().zip(&tier2).enumerate() {
             let (pipeline, slice) = (index / layout.slices, index % layout.slices);
@@ -136,19 +134,18 @@ impl Muster {
         };
         let (nodes, links) = self.send_roles(&casting, &cast)?;
         let threads = self.offer(tier1[0]).threads as usize;
-        self.serve_until_ready(spec.model, &nodes, tick)?;
         let kinds = casting.node_kinds();
         self.members.retain(|peer, _| !nodes.contains_key(peer));
-        let (controller, waiting) = (self.controller, self.members);
-        let replace_within = spec.replace_within;
-        let fabric = RemoteFabric::new(Complete {
-            controller,
+        let mut fabric = RemoteFabric::new(Cast {
+            controller: self.controller,
             casting,
             nodes,
             links,
-            waiting,
-            replace_within,
+            waiting: self.members,
+            replace_within: spec.replace_within,
+            end_process: spec.end_process.take(),
         });
+        fabric.load(tick)?;
         let context_memory_bytes = memory_bytes_min;
         Ok(Mustered { fabric, layout, lane_pages, kinds, threads, context_memory_bytes })
     }
@@ -269,7 +266,7 @@ impl Muster {
         cast[1].extend(rest);
         // The same kinds of nodes have the same roles every time: results are found again by them.
         for peers in &mut cast {
-            peers.sort_by_key(|peer| (self.offer(*peer).place, Reverse(strength(*peer)), *peer));
+            peers.sort_by_key(|peer| (self.offer(*peer).local, Reverse(strength(*peer)), *peer));
         }
         let [mut tier1, mut tier2] = cast;
         if tier1.len() < tier1_needed || tier2.len() < tier2_needed {
@@ -322,7 +319,7 @@ impl Muster {
             let dialled = Place { slice, lane: None, ..place };
             if let Some(&peer) = cast.get(&dialled) {
                 let pass = new_pass()?;
-                links.insert(pass, [place, dialled]);
+                links.insert(pass, Linked { ends: [place, dialled], is_met: false });
                 dials.insert(place, (self.address(peer), pass));
                 callers.entry(dialled).or_insert_with(Vec::new).push((place.lane, pass));
             }
@@ -331,17 +328,7 @@ impl Muster {
             let callers = callers.remove(&place).unwrap_or_default();
             let role = casting.role(place, dials.remove(&place), callers);
             self.controller.send(peer, Control::Role(Box::new(role)).message(Buffer::default()))?;
-            let (name, address) = (casting.name(place), self.address(peer));
-            let node = Node {
-                name,
-                place,
-                address,
-                said_ready: true,
-                unmet: None,
-                is_ready: true,
-                accusations: 0,
-                leaves_by: None,
-            };
+            let node = Node::new(casting, place, self.address(peer), self.offer(peer).local);
             nodes.insert(peer, node);
         }
         Ok((nodes, links))
@@ -350,48 +337,6 @@ impl Muster {
     /// Where neighbours find a worker.
     fn address(&self, peer: Peer) -> String {
         SocketAddr::new(self.members[&peer].address, self.offer(peer).port).to_string()
-    }
-
-    fn serve_until_ready(
-        &mut self,
-        model: &Model,
-        nodes: &BTreeMap<Peer, Node>,
-        tick: &mut dyn FnMut(usize, bool) -> Result<(), ClusterError>,
-    ) -> Result<(), ClusterError> {
-        let mut waiting: BTreeSet<Peer> = nodes.keys().copied().collect();
-        while !waiting.is_empty() {
-            tick(nodes.len() - waiting.len(), true)?;
-            match self.controller.recv(TICK) {
-                Some(Event::Message { peer, message, .. }) if nodes.contains_key(&peer) => {
-                    match Control::read(&message) {
-                        Ok(Control::Ready) if waiting.remove(&peer) => {}
-                        Ok(Control::Fetch { tensor, rows })
-                            if nodes[&peer].place.lane.is_none() =>
-                        {
-                            serve_weights(&self.controller, model, peer, (tensor, rows))?
-                        }
-                        Ok(Control::Failed(reason)) => {
-                            let (name, reason) = (nodes[&peer].name.clone(), words(&reason));
-                            return Err(ClusterError::Failed { name, reason });
-                        }
-                        _ => {
-                            let reason = "it said what a loading worker does not say".to_owned();
-                            return Err(ClusterError::Lost {
-                                name: nodes[&peer].name.clone(),
-                                reason,
-                            });
-                        }
-                    }
-                }
-                Some(Event::Lost { peer, reason }) if nodes.contains_key(&peer) => {
-                    let reason = reason.to_string();
-                    return Err(ClusterError::Lost { name: nodes[&peer].name.clone(), reason });
-                }
-                // Others may wait for a place.
-                event => self.gather(event),
-            }
-        }
-        Ok(())
     }
 }
 

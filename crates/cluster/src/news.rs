@@ -9,6 +9,8 @@ use std::time::Duration;
 pub enum WorkerNews<'a> {
     /// It looks for the dispatcher at this address.
     Dialling(&'a str),
+    /// The job is over, and it had no role.
+    NotNeeded,
     /// It has its role.
     Joined(&'a Role),
     /// It loads so many bytes of weights of this model.

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -19,7 +19,7 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// The environment variable that holds the cluster's secret.
 pub const TOKEN_VARIABLE: &str = "GLINTHAWK_TOKEN";
 
-/// How often a worker that fails is started again.
+/// How often a worker that ends early is started again.
 const RESTARTS_MAX: u32 = 8;
 
 /// Pause between two looks at the workers.
@@ -28,6 +28,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Worker processes of this machine.
 pub struct Processes {
     workers: Arc<Mutex<Vec<Worker>>>,
+    /// Whether workers that end are started again.
+    restarting: bool,
 }
 
 struct Worker {
@@ -43,10 +45,13 @@ impl Worker {
         Ok(Self { name, command, child, restarts: 0 })
     }
 
-    /// Starts a worker again that has failed.
+    fn ended(&mut self) -> Result<Option<ExitStatus>, ClusterError> {
+        self.child.try_wait().map_err(ClusterError::io("cannot look after workers"))
+    }
+
+    /// Starts a worker again that has failed, or was asked to leave.
     fn revive(&mut self) -> Result<(), ClusterError> {
-        let ended = self.child.try_wait().map_err(ClusterError::io("cannot look after workers"))?;
-        if self.restarts < RESTARTS_MAX && ended.is_some_and(|status| !status.success()) {
+        if self.restarts < RESTARTS_MAX && self.ended()?.is_some() {
             self.restarts += 1;
             self.child = spawn(&self.name, &mut self.command)?;
         }
@@ -61,7 +66,7 @@ fn spawn(name: &str, command: &mut Command) -> Result<Child, ClusterError> {
     Ok(child)
 }
 
-/// Starts workers again that fail, until it is dropped.
+/// Starts workers again that end, until it is dropped.
 pub struct Restarts {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -112,7 +117,8 @@ impl Processes {
                 .args(["--place", &place.to_string(), "--cores", &cores.join(",")])
                 .args(["--device", device])
                 .env(TOKEN_VARIABLE, token)
-                .stdin(Stdio::null())
+                // It ends with this process, whose end it reads there.
+                .stdin(Stdio::piped())
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())
                 // Ctrl-C is for the dispatcher, which ends its workers in good order.
@@ -122,11 +128,24 @@ impl Processes {
             }
             started.push(Worker::start(name, command)?);
         }
-        Ok(Self { workers: Arc::new(Mutex::new(started)) })
+        Ok(Self { workers: Arc::new(Mutex::new(started)), restarting: false })
     }
 
-    /// Starts workers again that fail from now on, each so many times.
-    pub fn restart(&self) -> Result<Restarts, ClusterError> {
+    /// Ends a worker, by its id, that nobody needs any more; one that is stopped too. It may be started again.
+    pub fn end(&self) -> impl Fn(u32) + Send + 'static {
+        let workers = Arc::clone(&self.workers);
+        move |id| {
+            let mut workers = workers.lock().expect("no panic with the workers");
+            if let Some(worker) = workers.iter_mut().find(|worker| worker.child.id() == id) {
+                // It may have ended by itself, which is as well.
+                _ = worker.child.kill();
+            }
+        }
+    }
+
+    /// Starts workers again that end from now on, each so many times.
+    pub fn restart(&mut self) -> Result<Restarts, ClusterError> {
+        self.restarting = true;
         let (stop, workers) = (Arc::new(AtomicBool::new(false)), Arc::clone(&self.workers));
         let stopped = Arc::clone(&stop);
         let watch = move || {
@@ -146,13 +165,15 @@ impl Processes {
         Ok(Restarts { stop, thread: Some(thread) })
     }
 
-    /// Fails if a worker has ended.
-    pub fn check(&mut self) -> Result<(), ClusterError> {
-        for Worker { name, child, .. } in self.workers().iter_mut() {
-            let ended = child.try_wait().map_err(ClusterError::io("cannot look after workers"))?;
-            if let Some(status) = ended {
+    /// Fails if a worker has ended and is not started again.
+    pub fn check(&self) -> Result<(), ClusterError> {
+        for worker in self.workers().iter_mut() {
+            let is_final = !self.restarting || worker.restarts == RESTARTS_MAX;
+            if let Some(status) = worker.ended()?
+                && is_final
+            {
                 return Err(ClusterError::Failed {
-                    name: name.clone(),
+                    name: worker.name.clone(),
                     reason: format!("its process ended: {status}"),
                 });
             }

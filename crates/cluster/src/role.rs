@@ -7,7 +7,7 @@ use crate::news::WorkerNews;
 use crate::nodes::{self, Strand};
 use crate::report::NodeReport;
 use crate::serve::Server;
-use crate::station::{Heard, IDLE, Station};
+use crate::station::{IDLE, Station};
 use crate::strand::ThreadShares;
 use crate::tier1_kernels::Tier1Place;
 use crate::weights::model_of;
@@ -24,8 +24,8 @@ use std::time::Instant;
 pub(crate) fn run<B: Backend>(station: &Arc<Station>, backend: B) -> Result<(), ClusterError> {
     let weights = load(station, &backend)?;
     let nodes = strand_of(&station.role, 0).nodes(&backend, weights)?;
+    meet(station);
     station.threads.pin_caller();
-    meet(station)?;
     let ready = station.ready()?;
     let reports = Server::new(station, 0, backend, nodes).serve()?;
     station.done(total(&reports), ready);
@@ -40,7 +40,7 @@ pub(crate) fn run_strands(
     threads: usize,
 ) -> Result<(), ClusterError> {
     let weights = load(station, &backend)?;
-    meet(station)?;
+    meet(station);
     let strands = station.role.layout.strands;
     let layout = station.role.layout.clone();
     station.controller.sort(1 + strands, move |message| match message.kind() {
@@ -190,23 +190,12 @@ fn load<B: Backend>(
     Ok(weights)
 }
 
-/// Dials the neighbour that a role dials, and waits until all others have introduced themselves.
-fn meet(station: &Arc<Station>) -> Result<(), ClusterError> {
+/// Begins to meet the neighbours. The dispatcher hears of each that has met, and may name others meanwhile.
+fn meet(station: &Arc<Station>) {
     if station.role.lane.is_none() {
         station.neighbours.insert(NodeAddress::Dispatcher, station.dispatcher, 0);
     }
-    station.dial_neighbour()?;
-    while station.neighbours.awaits() {
-        match station.hear(0, IDLE)? {
-            Some(Heard::Message(peer, message, _)) => {
-                let what = format!("{} before the job began", message.kind());
-                station.send_away(peer, ClusterError::Control(what))?;
-            }
-            Some(Heard::Over) => {
-                return Err(ClusterError::DispatcherLost("it left".to_owned()));
-            }
-            _ => {}
-        }
+    if let Some((address, pass)) = &station.role.dial {
+        station.begin_dial(address.clone(), *pass);
     }
-    Ok(())
 }

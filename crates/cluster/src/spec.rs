@@ -33,11 +33,16 @@ pub struct ClusterSpec<'a> {
     pub spares: usize,
     /// How long a pipeline waits for another worker in a lost Tier-1 node's place, and the job for a lane.
     pub replace_within: Duration,
+    /// Ends one of the dispatcher's own processes, by its id, that is given up.
+    pub end_process: Option<EndProcess>,
     /// Artificial link between the tiers.
     pub link: Link,
     /// Whether nodes record timelines.
     pub trace: bool,
 }
+
+/// Ends a local process, by its id.
+pub type EndProcess = Box<dyn Fn(u32) + Send>;
 
 /// The shape that workers should take, if it is not as was said.
 pub type Settle<'a> = &'a dyn Fn(&[Offered]) -> Option<Layout>;

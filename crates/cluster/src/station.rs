@@ -14,7 +14,7 @@ use glinthawk_flight::{Buffer, HEADER_BYTES, Kind, Message};
 use glinthawk_protocol::NodeAddress;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a worker tries to reach its dispatcher or its neighbour.
@@ -23,9 +23,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Pause after the first try. Each later one is twice as long, up to a limit.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(2);
-
-/// Pause between two looks at what happens while a neighbour is dialled.
-const LOOK: Duration = Duration::from_millis(10);
 
 /// The longest that an introduction is.
 const INTRODUCTION_BYTES_MAX: usize = 64;
@@ -43,8 +40,6 @@ pub(crate) struct Station {
     pub leaving: Arc<AtomicBool>,
     /// Whether the dispatcher knows of that.
     pub said_leaving: AtomicBool,
-    /// Whether the dispatcher knows that it can begin.
-    pub is_ready: AtomicBool,
     /// The threads of its kernels.
     pub threads: Arc<Threads>,
     /// Hears what this worker does.
@@ -118,12 +113,7 @@ impl Station {
                 self.tell_dispatcher(&Control::Awaiting(*pass))?;
                 replaced
             }
-            Control::Dial(address, pass) => {
-                let replaced = self.neighbours.begin_dial(self.dialled(), *pass);
-                let (station, address, pass) = (Arc::clone(self), address.clone(), *pass);
-                std::thread::spawn(move || station.redial(&address, pass));
-                replaced
-            }
+            Control::Dial(address, pass) => self.begin_dial(address.clone(), *pass),
             _ => None,
         };
         if let Some(peer) = replaced {
@@ -136,6 +126,14 @@ impl Station {
     /// The node that this process dials.
     fn dialled(&self) -> NodeAddress {
         NodeAddress::Tier1(self.role.slice + usize::from(self.role.lane.is_none()))
+    }
+
+    /// Dials a neighbour, on a thread of its own; returns the one that it replaces.
+    pub(crate) fn begin_dial(self: &Arc<Self>, address: String, pass: u64) -> Option<Peer> {
+        let replaced = self.neighbours.begin_dial(self.dialled(), pass);
+        let station = Arc::clone(self);
+        std::thread::spawn(move || station.redial(&address, pass));
+        replaced
     }
 
     fn redial(&self, address: &str, pass: u64) {
@@ -185,13 +183,8 @@ impl Station {
                 return Ok(());
             }
         }
-        // Before the job begins, all are awaited by whom they introduce themselves to.
-        match self.neighbours.known(peer) {
-            Some((_, pass)) if self.is_ready.load(Ordering::Relaxed) => {
-                self.tell_dispatcher(&Control::Met(pass))
-            }
-            _ => Ok(()),
-        }
+        let pass = self.neighbours.known(peer).map(|(_, pass)| pass);
+        pass.map_or(Ok(()), |pass| self.tell_dispatcher(&Control::Met(pass)))
     }
 
     /// A lie costs a neighbour its place. The dispatcher's word counts, and a Tier-2 node that tells lies of its Tier-1
@@ -287,39 +280,8 @@ impl Station {
         sent(self.controller.send(self.dispatcher, control.message(Buffer::default())))
     }
 
-    /// Dials the neighbour of the role and says who is calling.
-    pub(crate) fn dial_neighbour(&self) -> Result<(), ClusterError> {
-        let Some((address, pass)) = &self.role.dial else { return Ok(()) };
-        let peer = self.dial_watching(address)?;
-        self.neighbours.insert(self.dialled(), peer, *pass);
-        self.greet(peer, *pass)
-    }
-
-    /// Dials on another thread, to notice at once if the dispatcher leaves meanwhile.
-    fn dial_watching(&self, address: &str) -> Result<Peer, ClusterError> {
-        let (tell, told) = mpsc::channel();
-        let (controller, address) = (Arc::clone(&self.controller), address.to_owned());
-        std::thread::spawn(move || {
-            // If nobody listens any more, the dispatcher has left.
-            _ = tell.send(dial(&controller, &address, PATIENCE));
-        });
-        loop {
-            if let Ok(dialled) = told.try_recv() {
-                return dialled;
-            }
-            match self.controller.recv(LOOK) {
-                None => {}
-                Some(Event::Lost { peer, reason }) if peer == self.dispatcher => {
-                    return Err(ClusterError::DispatcherLost(reason.to_string()));
-                }
-                Some(event) => self.keep(event),
-            }
-        }
-    }
-
     /// Says that it can begin, here and to the dispatcher.
     pub(crate) fn ready(&self) -> Result<Instant, ClusterError> {
-        self.is_ready.store(true, Ordering::Relaxed);
         self.tell_dispatcher(&Control::Ready)?;
         (self.news)(WorkerNews::Ready);
         Ok(Instant::now())

@@ -2,7 +2,7 @@
 //! The calling thread computes, or oversees the strands that do; the network controller has another one.
 
 use crate::complaints::Complaints;
-use crate::control::{Control, GpuOffer, Offer, Role};
+use crate::control::{Control, GpuOffer, LocalProcess, Offer, Role};
 use crate::error::ClusterError;
 use crate::neighbours::Neighbours;
 use crate::net::{Config, Controller, Encryption, Event, Peer, Token};
@@ -78,7 +78,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         .port();
     let offer = Offer {
         tier: options.tier,
-        place: options.place,
+        local: options.place.map(|place| LocalProcess { place, id: std::process::id() }),
         threads: options.threads as u32,
         kind: match &options.gpu {
             Some(gpu) => gpu.kind(),
@@ -94,7 +94,10 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     };
     controller.send(dispatcher, Control::Offer(offer).message(Buffer::default()))?;
     let mut stash = VecDeque::new();
-    let role = wait_for_role(&controller, dispatcher, &mut stash)?;
+    let Some(role) = wait_for_role(&controller, dispatcher, &mut stash)? else {
+        (options.news)(WorkerNews::NotNeeded);
+        return Ok(());
+    };
     options.has_role.store(true, Ordering::Relaxed);
     (options.news)(WorkerNews::Joined(&role));
     let threads = Arc::new(Threads::new(options.threads)?);
@@ -104,7 +107,6 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         neighbours: Neighbours::new(&role),
         leaving: Arc::clone(&options.leaving),
         said_leaving: AtomicBool::new(false),
-        is_ready: AtomicBool::new(false),
         role,
         threads: Arc::clone(&threads),
         news: options.news,
@@ -144,16 +146,18 @@ fn loaders(options: &WorkerOptions, own: Arc<Threads>) -> Result<Arc<Threads>, C
     Ok(Arc::new(loaders?))
 }
 
+/// The role, or `None` if the job ended without this worker.
 fn wait_for_role(
     controller: &Controller,
     dispatcher: Peer,
     stash: &mut VecDeque<Event>,
-) -> Result<Role, ClusterError> {
+) -> Result<Option<Role>, ClusterError> {
     loop {
         match controller.recv(PATIENCE) {
             Some(Event::Message { peer, message, .. }) if peer == dispatcher => {
                 return match Control::read(&message)? {
-                    Control::Role(role) if role.makes_sense() => Ok(*role),
+                    Control::Role(role) if role.makes_sense() => Ok(Some(*role)),
+                    Control::Leave => Ok(None),
                     _ => Err(ClusterError::Control("a role that makes no sense".to_owned())),
                 };
             }

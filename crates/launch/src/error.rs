@@ -35,6 +35,9 @@ pub enum LaunchError {
     /// An option for workers from elsewhere where there are none.
     #[error("{0} does nothing without --listen: local processes need none")]
     NotListening(&'static str),
+    /// An option for clusters, and there is one process.
+    #[error("{0} does nothing in one process: give --tier1, --tier2 or --listen")]
+    NoCluster(&'static str),
     /// Cores of local processes where there are none.
     #[error(
         "--cores does nothing without processes on this machine: give --tier1 or --tier2, and no --listen"
@@ -215,6 +218,7 @@ impl LaunchError {
             Self::Workers { .. }
                 | Self::NoTier2(_)
                 | Self::NotListening(_)
+                | Self::NoCluster(_)
                 | Self::NoProcesses
                 | Self::TooManyCores { .. }
                 | Self::DeviceOfWorkers

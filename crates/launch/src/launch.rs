@@ -9,8 +9,8 @@ use crate::resolved::Resolved;
 use crate::secret::{cluster_secret, encryption, random};
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
-    ClusterError, ClusterSpec, Engine, Fabric, GpuFabric, Kernels, Kinds, Layout, LocalFabric,
-    LocalWorker, Muster, Offered, Processes, Restarts,
+    ClusterError, ClusterSpec, EndProcess, Engine, Fabric, GpuFabric, Kernels, Kinds, Layout,
+    LocalFabric, LocalWorker, Muster, Offered, Processes, Restarts,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,10 +121,12 @@ fn launch_cluster(
         own_memory_bytes,
         spares: topology.spares as usize,
         replace_within: topology.replace_within.unwrap_or(REPLACE_WITHIN),
+        end_process: processes.as_ref().map(|processes| Box::new(processes.end()) as EndProcess),
         link: topology.link(),
         trace: resolved.trace,
     };
-    let mustered = muster.assemble(&spec, &mut |count, loading| {
+    let mut restarts = None;
+    let mustered = muster.assemble(spec, &mut |count, loading| {
         if interrupted.load(Ordering::Relaxed) {
             return Err(ClusterError::Interrupted);
         }
@@ -132,9 +134,13 @@ fn launch_cluster(
             true => LaunchNews::Ready(count, workers),
             false => LaunchNews::Joined(count, workers),
         });
-        processes.as_mut().map_or(Ok(()), Processes::check)
+        let Some(processes) = &mut processes else { return Ok(()) };
+        // One that ends before it has a role would end again.
+        if loading && restarts.is_none() {
+            restarts = Some(processes.restart()?);
+        }
+        processes.check()
     })?;
-    let restarts = processes.as_ref().map(Processes::restart).transpose()?;
     if mustered.kinds.are_mixed() {
         tell(LaunchNews::MixedKinds(&mustered.kinds));
     }

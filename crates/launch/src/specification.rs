@@ -130,6 +130,9 @@ impl Specification {
         {
             return Err(LaunchError::NotListening(option));
         }
+        if topology.replace_within.is_some() && topology.is_one_process() {
+            return Err(LaunchError::NoCluster("--replace-within"));
+        }
         let has_processes = !topology.is_one_process() && topology.listen.is_none();
         if topology.cores.is_some() && !has_processes {
             return Err(LaunchError::NoProcesses);

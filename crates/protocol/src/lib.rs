@@ -27,7 +27,7 @@ pub use histogram::Histogram;
 pub use message::{Attend, Attended, Home, Launch, Merge, NodeAddress, Parcel};
 pub use pace::{BatchKind, Pace};
 pub use prompt::{Biases, Completion, Finish, Prompt, PromptId};
-pub use roster::{Back, Loss, Place, Roster, RosterShape};
+pub use roster::{Back, Place, Roster, RosterShape};
 pub use tier1::{Stage, Task, Tier1Node, Tier1Work};
 pub use tier2::{Tier2Error, Tier2Node, Tier2Work};
 pub use timeline::Timeline;

@@ -40,15 +40,6 @@ enum Standing {
     Loading,
 }
 
-/// What a lost node costs.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Loss {
-    /// Lanes that are closed with it.
-    pub closed: Vec<u32>,
-    /// A place where a node loads that knows the lost one as its neighbour: it has to begin again.
-    pub candidate: Option<Place>,
-}
-
 /// What a node brings that has become ready.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Back {
@@ -111,30 +102,41 @@ impl RosterShape {
 
 impl Roster {
     /// A cluster with a node at every place.
-    pub fn new(shape: RosterShape) -> Self {
-        let places = shape.places().map(|place| (place, Standing::Hosted)).collect();
+    pub fn hosted(shape: RosterShape) -> Self {
+        Self::with(shape, Standing::Hosted)
+    }
+
+    /// A cluster at its start: a node loads at every place.
+    pub fn loading(shape: RosterShape) -> Self {
+        Self::with(shape, Standing::Loading)
+    }
+
+    fn with(shape: RosterShape, standing: Standing) -> Self {
+        let places = shape.places().map(|place| (place, standing)).collect();
         Self { shape, places, closed: BTreeSet::new(), generations: BTreeMap::new() }
     }
 
-    /// A node is gone, or is given up. It may have been loading.
-    pub fn lose(&mut self, place: Place) -> Loss {
+    /// Whether every place has a node that is ready.
+    pub fn is_complete(&self) -> bool {
+        self.places.values().all(|standing| *standing == Standing::Hosted)
+    }
+
+    /// A node is gone, or is given up. It may have been loading. Returns the lanes that are closed with it.
+    pub fn lose(&mut self, place: Place) -> Vec<u32> {
         let before = self.places.insert(place, Standing::Vacant);
         if before != Some(Standing::Hosted) {
-            return Loss::default();
+            return Vec::new();
         }
         let first = match place.lane {
             None if self.shape.tier1_attends => self.shape.lanes_of(place.pipeline).next(),
             lane => lane,
         };
         let lanes = first.into_iter().flat_map(|first| self.shape.lanes_of_worker(first));
-        let closed = lanes.filter(|lane| self.closed.insert(*lane)).collect();
-        let mut neighbours = self.neighbours(place);
-        let candidate = neighbours.find(|place| self.places[place] == Standing::Loading);
-        Loss { closed, candidate }
+        lanes.filter(|lane| self.closed.insert(*lane)).collect()
     }
 
     /// The places that a node has connections with.
-    fn neighbours(&self, place: Place) -> impl Iterator<Item = Place> {
+    pub fn neighbours(&self, place: Place) -> impl Iterator<Item = Place> {
         self.places.keys().copied().filter(move |other| {
             other.pipeline == place.pipeline
                 && match (place.lane, other.lane) {
@@ -143,11 +145,6 @@ impl Roster {
                     _ => other.slice == place.slice,
                 }
         })
-    }
-
-    /// The neighbours of a place that have a node.
-    pub fn hosted_neighbours(&self, place: Place) -> Vec<Place> {
-        self.neighbours(place).filter(|place| self.is_hosted(*place)).collect()
     }
 
     /// Whether a place has a node that is ready.
@@ -160,24 +157,15 @@ impl Roster {
         self.places.get(&place) == Some(&Standing::Loading)
     }
 
-    /// The places that may be given to a node now: one of each pipeline at a time, since neighbours must know each
-    /// other, and a Tier-1 node first.
+    /// The places that may be given to a node now, Tier-1 nodes first. A Tier-2 node is of use once its Tier-1 node is
+    /// there, or loads.
     pub fn wanted(&self) -> Vec<Place> {
-        let mut wanted = Vec::new();
-        for pipeline in 0..self.shape.pipelines {
-            let own = self.places.iter().filter(|(place, _)| place.pipeline == pipeline);
-            if own.clone().any(|(_, standing)| *standing == Standing::Loading) {
-                continue;
-            }
-            let vacant = own.filter(|(_, standing)| **standing == Standing::Vacant);
-            let vacant: Vec<Place> = vacant.map(|(place, _)| *place).collect();
-            let has_host = |place: &&Place| {
-                place.lane.is_some() && self.is_hosted(Place { lane: None, ..**place })
-            };
-            let tier1 = vacant.iter().filter(|place| place.lane.is_none());
-            wanted.extend(tier1.chain(vacant.iter().filter(has_host)));
-        }
-        wanted
+        let is_vacant = |place: &Place| self.places[place] == Standing::Vacant;
+        let vacant = self.places.keys().copied().filter(is_vacant);
+        let (tier1, mut tier2): (Vec<Place>, Vec<Place>) =
+            vacant.partition(|place| place.lane.is_none());
+        tier2.retain(|place| !is_vacant(&Place { lane: None, ..*place }));
+        [tier1, tier2].concat()
     }
 
     /// A node begins to load at a vacant place.
@@ -265,18 +253,17 @@ mod tests {
     }
 
     fn roster(tier1_attends: bool, strands: u32) -> Roster {
-        Roster::new(RosterShape { pipelines: 1, slices: 2, workers: 2, tier1_attends, strands })
+        Roster::hosted(RosterShape { pipelines: 1, slices: 2, workers: 2, tier1_attends, strands })
     }
 
     #[test]
     fn a_lane_is_opened_when_all_its_places_are_hosted() {
         let mut roster = roster(false, 2);
-        let loss = roster.lose(place(0, Some(1)));
-        assert_eq!(loss, Loss { closed: vec![1, 3], candidate: None }, "one lane of each strand");
-        assert_eq!(roster.lose(place(1, Some(1))).closed, [], "they are closed already");
+        assert_eq!(roster.lose(place(0, Some(1))), [1, 3], "one lane of each strand");
+        assert_eq!(roster.lose(place(1, Some(1))), [], "they are closed already");
         assert_eq!(roster.wanted(), [place(0, Some(1)), place(1, Some(1))]);
         roster.load(place(0, Some(1)));
-        assert_eq!(roster.wanted(), [], "one at a time");
+        assert_eq!(roster.wanted(), [place(1, Some(1))]);
         assert_eq!(roster.ready(place(0, Some(1))), Back::default(), "the other is missing");
         roster.load(place(1, Some(1)));
         let back = roster.ready(place(1, Some(1)));
@@ -286,12 +273,14 @@ mod tests {
     #[test]
     fn a_pipeline_rests_without_a_tier1_node_and_keeps_its_contexts() {
         let mut roster = roster(false, 1);
-        assert_eq!(roster.lose(place(1, None)), Loss::default());
+        assert_eq!(roster.lose(place(1, None)), []);
         assert!(roster.rests(0) && !roster.is_open(0) && !roster.is_closed(0));
         roster.lose(place(1, Some(0)));
         assert_eq!(roster.wanted(), [place(1, None)], "its Tier-2 node comes later");
-        assert_eq!(roster.hosted_neighbours(place(1, None)), [place(0, None), place(1, Some(1))]);
+        let neighbours: Vec<Place> = roster.neighbours(place(1, None)).collect();
+        assert_eq!(neighbours, [place(0, None), place(1, Some(0)), place(1, Some(1))]);
         roster.load(place(1, None));
+        assert_eq!(roster.wanted(), [place(1, Some(0))], "both can load at a time");
         let back = roster.ready(place(1, None));
         assert_eq!(back, Back { opened: vec![], resumed: vec![1] });
         roster.load(place(1, Some(0)));
@@ -301,17 +290,30 @@ mod tests {
     #[test]
     fn own_lanes_are_lost_with_their_node() {
         let mut roster = roster(true, 1);
-        assert_eq!(roster.lose(place(0, None)).closed, [0]);
+        assert_eq!(roster.lose(place(0, None)), [0]);
         roster.load(place(0, None));
-        let loss = roster.lose(place(1, None));
-        assert_eq!(loss.candidate, Some(place(0, None)), "it waits for the lost one");
-        assert_eq!(roster.lose(place(0, None)), Loss::default());
+        assert_eq!(roster.lose(place(0, None)), [], "it had loaded nothing");
         assert_eq!(roster.close(0), [1], "nobody came in time");
         assert!(roster.all_closed());
+        roster.lose(place(1, None));
         for slice in [0, 1] {
             roster.load(place(slice, None));
             let opened = roster.ready(place(slice, None)).opened;
             assert_eq!(opened, if slice == 0 { vec![] } else { vec![0, 1] });
         }
+    }
+
+    #[test]
+    fn a_cluster_is_complete_when_all_have_loaded() {
+        let shape =
+            RosterShape { pipelines: 1, slices: 1, workers: 1, tier1_attends: false, strands: 1 };
+        let mut roster = Roster::loading(shape);
+        assert_eq!(roster.wanted(), []);
+        roster.lose(place(0, Some(0)));
+        assert_eq!(roster.ready(place(0, None)), Back { opened: vec![], resumed: vec![0] });
+        assert!(!roster.is_complete());
+        roster.load(place(0, Some(0)));
+        assert_eq!(roster.ready(place(0, Some(0))), Back::default(), "nothing was lost");
+        assert!(roster.is_complete() && roster.is_open(0));
     }
 }

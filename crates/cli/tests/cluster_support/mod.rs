@@ -173,8 +173,12 @@ impl Process {
     }
 
     pub fn kill(self) {
+        self.signal(Signal::KILL);
+    }
+
+    pub fn signal(self, signal: Signal) {
         let id = Pid::from_raw(self.id as i32).expect("an id");
-        kill_process(id, Signal::KILL).expect("the process is ours");
+        kill_process(id, signal).expect("the process is ours");
     }
 
     pub fn is_there(self) -> bool {

@@ -1,8 +1,9 @@
 //! Peers that have the cluster's secret and do what no honest node does.
+#![allow(dead_code, reason = "every test file uses its own part")]
 
 use crate::cluster_support::{HANGS, TOKEN};
 use glinthawk_cluster::net::{Config, Controller, Event, Peer, Token};
-use glinthawk_cluster::{Control, Offer, Role};
+use glinthawk_cluster::{Control, LocalProcess, Offer, Role};
 use glinthawk_compute::Isa;
 use glinthawk_flight::{Buffer, Kind, Message, Pool};
 use std::sync::Arc;
@@ -59,14 +60,17 @@ impl Liar {
         _ = self.controller.send(peer, message);
     }
 
-    /// Offers to work like one of the others, and waits for its role.
+    /// Offers to work like one of the others, and waits for its role. Those that do not wish for a place come first.
     pub fn offer(&self, tier: u8) -> Role {
+        self.offer_as(tier, Some(LocalProcess { place: 9, id: 0 }))
+    }
+
+    pub fn offer_as(&self, tier: u8, local: Option<LocalProcess>) -> Role {
         let port = self.controller.listen("127.0.0.1:0").expect("a port").port();
         let isa = Isa::detect();
         self.say(&Control::Offer(Offer {
             tier: Some(tier),
-            // Those that do not wish for a place come first.
-            place: Some(9),
+            local,
             threads: 1,
             kind: isa.name().to_owned(),
             gpu: None,

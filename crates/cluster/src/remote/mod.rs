@@ -1,28 +1,31 @@
 //! The network fabric, as the dispatcher sees it: launches out, tokens home, nodes that come and go.
 
+mod node;
 mod places;
 
 use crate::casting::Casting;
 use crate::complaints::{Complaints, words};
-use crate::control::{Control, Offer, Role};
+use crate::control::{Control, LocalProcess};
 use crate::error::ClusterError;
 use crate::fabric::{Fabric, FabricEvent, WAIT};
 use crate::net::{Controller, Event, Peer};
 use crate::report::NodeReport;
+use crate::spec::EndProcess;
 use crate::station::sent;
 use crate::weights::serve_weights;
 use crate::wire;
 use glinthawk_flight::{Buffer, Kind, Message};
 use glinthawk_model::Tensor;
 use glinthawk_protocol::{Home, Launch, Place, Roster, ShardId};
+use node::{Accusation, Unsent};
+pub(crate) use node::{Linked, Node, Waiting};
 pub(crate) use places::OFFER_PATIENCE;
 use places::Vacancy;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// How long nodes have to say what they did.
-const REPORT_PATIENCE: Duration = Duration::from_secs(5);
+const REPORT_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Worker processes: those that have roles, and those that wait for one.
 pub struct RemoteFabric {
@@ -33,21 +36,25 @@ pub struct RemoteFabric {
     nodes: BTreeMap<Peer, Node>,
     hosts: BTreeMap<Place, Peer>,
     /// The connections between nodes, by their passes.
-    links: BTreeMap<u64, [Place; 2]>,
+    links: BTreeMap<u64, Linked>,
     /// Roles that are sent once a neighbour knows whom to await, by the pass.
-    unsent: BTreeMap<u64, (Peer, Box<Role>)>,
+    unsent: BTreeMap<u64, Unsent>,
     /// Workers without a role.
     waiting: BTreeMap<Peer, Waiting>,
     /// Places without a node that is ready.
     vacant: BTreeMap<Place, Vacancy>,
     /// How long a pipeline waits for a missing Tier-1 node, and the job for a lane.
     replace_within: Duration,
+    /// Ends local processes that are given up.
+    end_process: Option<EndProcess>,
     /// Peers that are given up: what they still say counts no more.
     gone: BTreeSet<Peer>,
     /// The newest step of each shard, with the log-probabilities that each of its tokens was asked for.
     awaited: HashMap<ShardId, (u64, Vec<u8>)>,
     /// Whether nodes were asked for their reports.
     reporting: bool,
+    /// Whether nothing more can be computed.
+    has_failed: bool,
     happened: Vec<FabricEvent>,
     complaints: Complaints,
 }
@@ -67,50 +74,24 @@ enum Said {
     OldNews,
 }
 
-/// A worker that has a role.
-pub(crate) struct Node {
-    /// Its name in statistics and errors.
-    pub name: String,
-    /// Its place.
-    pub place: Place,
-    /// Where neighbours find it.
-    pub address: String,
-    /// Whether it says that it can begin.
-    pub said_ready: bool,
-    /// The pass of the neighbour that it dials, until that neighbour has met it.
-    pub unmet: Option<u64>,
-    /// Whether it can begin: it says so, and has been met.
-    pub is_ready: bool,
-    /// Tier-1 nodes whose connection it has reported lost.
-    pub accusations: u32,
-    /// When it has to have left, if it is leaving.
-    pub leaves_by: Option<Instant>,
-}
-
-/// A worker without a role.
-pub(crate) struct Waiting {
-    pub address: IpAddr,
-    pub joined: Instant,
-    pub offer: Option<Offer>,
-}
-
-/// A cluster that is complete.
-pub(crate) struct Complete {
+/// A cluster whose roles are given out.
+pub(crate) struct Cast {
     pub controller: Controller,
     pub casting: Casting,
     pub nodes: BTreeMap<Peer, Node>,
-    pub links: BTreeMap<u64, [Place; 2]>,
+    pub links: BTreeMap<u64, Linked>,
     /// Workers that are left over.
     pub waiting: BTreeMap<Peer, Waiting>,
     pub replace_within: Duration,
+    pub end_process: Option<EndProcess>,
 }
 
 impl RemoteFabric {
-    pub(crate) fn new(complete: Complete) -> Self {
-        let Complete { controller, casting, nodes, links, waiting, replace_within } = complete;
+    pub(crate) fn new(cast: Cast) -> Self {
+        let Cast { controller, casting, nodes, links, waiting, replace_within, end_process } = cast;
         Self {
             controller,
-            roster: Roster::new(Casting::shape(&casting.layout)),
+            roster: Roster::loading(Casting::shape(&casting.layout)),
             casting,
             hosts: nodes.iter().map(|(peer, node)| (node.place, *peer)).collect(),
             nodes,
@@ -119,12 +100,38 @@ impl RemoteFabric {
             waiting,
             vacant: BTreeMap::new(),
             replace_within,
+            end_process,
             gone: BTreeSet::new(),
             awaited: HashMap::new(),
             reporting: false,
+            has_failed: false,
             happened: Vec::new(),
             complaints: Complaints::new(),
         }
+    }
+
+    /// Serves weights until all nodes are ready. A node that is lost meanwhile is replaced, in time; one that says that
+    /// it cannot load ends the job if nobody waits for its place.
+    pub(crate) fn load(
+        &mut self,
+        tick: &mut dyn FnMut(usize, bool) -> Result<(), ClusterError>,
+    ) -> Result<(), ClusterError> {
+        let mut told = 0;
+        while !self.roster.is_complete() {
+            tick(self.nodes.values().filter(|node| node.is_ready).count(), true)?;
+            if let Some(event) = self.controller.recv(WAIT) {
+                self.take(event)?;
+            }
+            self.give_places()?;
+            for event in &self.happened[told..] {
+                if let FabricEvent::NodeLost { error, .. } = event {
+                    tracing::warn!("while the cluster loads: {error}");
+                }
+            }
+            told = self.happened.len();
+            self.check_vacancies()?;
+        }
+        Ok(())
     }
 
     /// Takes an event; returns a worker's reports if it carried them.
@@ -164,7 +171,9 @@ impl RemoteFabric {
                 Err(lie) => self.give_up(peer, format!("it was sent away for {lie}")),
             },
             Event::Lost { peer, reason } => {
-                self.waiting.remove(&peer);
+                if let Some(waiting) = self.waiting.remove(&peer) {
+                    self.end_process(waiting.offer.and_then(|offer| offer.local));
+                }
                 if self.nodes.contains_key(&peer) {
                     self.give_up(peer, reason.to_string());
                 }
@@ -197,7 +206,7 @@ impl RemoteFabric {
             }
             Control::LinkLost(pass, reason) => match self.links.get(&pass) {
                 None => Ok(Said::OldNews),
-                Some(ends) if ends.contains(&node.place) => {
+                Some(linked) if linked.ends.contains(&node.place) => {
                     Ok(Said::LinkLost(pass, words(&reason)))
                 }
                 Some(_) => Err("news of a connection that is not its own".to_owned()),
@@ -251,6 +260,12 @@ impl RemoteFabric {
         names
     }
 
+    fn end_process(&self, local: Option<LocalProcess>) {
+        if let (Some(end), Some(process)) = (&self.end_process, local) {
+            end(process.id);
+        }
+    }
+
     /// A node that cannot be told is lost itself, and that is heard next.
     fn tell(&self, peer: Peer, control: &Control) {
         _ = self.controller.send(peer, control.message(Buffer::default()));
@@ -277,9 +292,10 @@ impl Fabric for RemoteFabric {
             self.take(event)?;
             wait = Duration::ZERO;
         }
-        self.look_after_places()?;
+        let looked_after = self.look_after_places();
+        self.has_failed = looked_after.is_err();
         events.append(&mut self.happened);
-        Ok(())
+        looked_after
     }
 
     fn drained(&mut self, lanes: &[u32]) {
@@ -312,11 +328,22 @@ impl Fabric for RemoteFabric {
         }
         self.reporting = false;
         if !missing.is_empty() {
+            // Nobody should wait for them a second time.
+            missing.keys().for_each(|peer| self.give_up(*peer, "it did not report".to_owned()));
             let missing: Vec<String> = missing.into_values().map(|(name, _)| name).collect();
             let nodes = missing.join(", ");
             tracing::warn!(nodes, "did not report: the statistics are without them");
         }
         reports.sort_by(|a, b| (a.tier, &a.name).cmp(&(b.tier, &b.name)));
         Ok(reports)
+    }
+}
+
+impl Drop for RemoteFabric {
+    /// Workers that were not needed leave in order. If the job has failed, they hear of that with the connection's end.
+    fn drop(&mut self) {
+        if !self.has_failed && !std::thread::panicking() {
+            self.waiting.keys().for_each(|peer| self.tell(*peer, &Control::Leave));
+        }
     }
 }

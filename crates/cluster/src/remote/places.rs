@@ -1,7 +1,7 @@
 //! Places that lose their node and are given to another worker. The dispatcher's process alone decides; the neighbours
 //! of a place are told whom to dial and whom to await.
 
-use super::{Node, RemoteFabric};
+use super::{Accusation, Linked, Node, RemoteFabric, Unsent};
 use crate::casting::new_pass;
 use crate::control::{Control, Offer};
 use crate::error::ClusterError;
@@ -18,7 +18,10 @@ pub(crate) const OFFER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the contexts of a worker that leaves may take to end. What is left then is computed again elsewhere.
 const LEAVE_WITHIN: Duration = Duration::from_secs(60);
 
-/// Tier-1 nodes whose loss one node may report, before it is the one to blame.
+/// How much later than its neighbours the dispatcher may learn itself that a Tier-1 node is lost.
+const NOTICED_WITHIN: Duration = Duration::from_secs(2);
+
+/// Tier-1 nodes that one node may report lost though the dispatcher hears them, before it is the one to blame.
 const ACCUSATIONS_MAX: u32 = 2;
 
 /// A place without a node that is ready.
@@ -27,6 +30,8 @@ pub(super) struct Vacancy {
     /// Who was there, and what became of it.
     name: String,
     reason: String,
+    /// Whether it said so itself: another worker may fail for the same reason.
+    is_failure: bool,
 }
 
 impl RemoteFabric {
@@ -45,10 +50,12 @@ impl RemoteFabric {
         self.controller.dismiss(peer);
         let place = node.place;
         self.hosts.remove(&place);
-        self.links.retain(|_, ends| !ends.contains(&place));
-        self.unsent.retain(|_, (to, _)| *to != peer);
-        let loss = self.roster.lose(place);
-        self.close(&loss.closed);
+        self.links.retain(|_, linked| !linked.ends.contains(&place));
+        self.unsent.retain(|_, unsent| unsent.peer != peer);
+        self.retract_roles();
+        let closed = self.roster.lose(place);
+        self.close(&closed);
+        let is_failure = matches!(error, ClusterError::Failed { .. });
         let reason = match &error {
             ClusterError::Lost { reason, .. } | ClusterError::Failed { reason, .. } => {
                 reason.clone()
@@ -56,20 +63,32 @@ impl RemoteFabric {
             other => other.to_string(),
         };
         if node.leaves_by.is_some() {
-            let (name, lanes) = (node.name.clone(), loss.closed);
-            self.happened.push(FabricEvent::NodeLeft { name, lanes });
-        } else if node.is_ready {
-            self.happened.push(FabricEvent::NodeLost { lanes: loss.closed, error });
+            let name = node.name.clone();
+            self.happened.push(FabricEvent::NodeLeft { name, lanes: closed });
         } else {
-            tracing::warn!("a worker that was to be {} is gone: {reason}", node.name);
+            self.end_process(node.local);
+            match self.vacant.contains_key(&place) {
+                true => tracing::warn!("a worker that was to be {} is gone: {reason}", node.name),
+                false => self.happened.push(FabricEvent::NodeLost { lanes: closed, error }),
+            }
         }
-        let vacancy = Vacancy { since: Instant::now(), name: node.name, reason };
+        let vacancy = Vacancy { since: Instant::now(), name: node.name, reason, is_failure };
         self.vacant.entry(place).or_insert(vacancy);
-        // A worker that loads beside the lost one waits for it in vain.
-        if let Some(candidate) = loss.candidate
-            && let Some(&peer) = self.hosts.get(&candidate)
+        // Those that only waited for the lost one wait no longer.
+        self.begin_all();
+    }
+
+    /// Workers whose role waits for a neighbour that is gone wait for a place again.
+    fn retract_roles(&mut self) {
+        let links = &self.links;
+        for (_, Unsent { peer, waiting, .. }) in
+            self.unsent.extract_if(.., |pass, _| !links.contains_key(pass))
         {
-            self.give_up(peer, "its neighbour is gone too".to_owned());
+            if let Some(node) = self.nodes.remove(&peer) {
+                self.hosts.remove(&node.place);
+                self.roster.lose(node.place);
+                self.waiting.insert(peer, waiting);
+            }
         }
     }
 
@@ -85,17 +104,38 @@ impl RemoteFabric {
         }
     }
 
-    /// A node has lost a neighbour, whom the dispatcher may still hear. A Tier-1 node is believed, but not again and
-    /// again. A Tier-2 node has only itself to lose.
+    /// A node has lost a neighbour, whom the dispatcher may still hear. A Tier-2 node has only itself to lose. A Tier-1
+    /// node is believed of its Tier-2 nodes. Of two Tier-1 nodes, the one that is accused may be lost indeed, which the
+    /// dispatcher will hear too.
     pub(super) fn link_lost(&mut self, peer: Peer, pass: u64, reason: String) {
-        let ends = self.links[&pass];
-        let Some(node) = self.nodes.get_mut(&peer) else { return };
-        let other = if ends[0] == node.place { ends[1] } else { ends[0] };
-        node.accusations += u32::from(other.lane.is_none());
-        let is_believed = node.place.lane.is_none() && node.accusations <= ACCUSATIONS_MAX;
-        let lost = if is_believed { self.hosts.get(&other).copied() } else { Some(peer) };
-        if let Some(lost) = lost {
-            self.give_up(lost, reason);
+        let [one, other] = self.links[&pass].ends;
+        let Some(own) = self.nodes.get(&peer).map(|node| node.place) else { return };
+        let other = if one == own { other } else { one };
+        let Some(&host) = self.hosts.get(&other) else { return };
+        match (own.lane, other.lane) {
+            (Some(_), _) => self.give_up(peer, reason),
+            (None, Some(_)) => self.give_up(host, reason),
+            (None, None) => {
+                let accused = self.nodes.get_mut(&host).map(|node| &mut node.accused);
+                let accusation = Accusation { by: peer, reason, since: Instant::now() };
+                _ = accused.map(|accused| accused.get_or_insert(accusation));
+            }
+        }
+    }
+
+    /// Gives up Tier-1 nodes that lost a neighbour and that the dispatcher hears. Their neighbour is believed, but not
+    /// again and again.
+    fn judge(&mut self) {
+        let is_due = |accused: &mut Accusation| accused.since.elapsed() >= NOTICED_WITHIN;
+        let due = self
+            .nodes
+            .iter_mut()
+            .filter_map(|(peer, node)| Some((*peer, node.accused.take_if(is_due)?)));
+        for (accused, Accusation { by, reason, .. }) in due.collect::<Vec<_>>() {
+            let Some(accuser) = self.nodes.get_mut(&by) else { continue };
+            accuser.accusations += 1;
+            let is_believed = accuser.accusations <= ACCUSATIONS_MAX;
+            self.give_up(if is_believed { accused } else { by }, reason);
         }
     }
 
@@ -123,25 +163,39 @@ impl RemoteFabric {
 
     /// Gives vacant places to workers that wait, and gives up waiting where nobody came in time.
     pub(super) fn look_after_places(&mut self) -> Result<(), ClusterError> {
+        self.hurry_leaving();
+        self.give_places()?;
+        self.give_up_waiting()
+    }
+
+    /// Gives vacant places to workers that wait.
+    pub(super) fn give_places(&mut self) -> Result<(), ClusterError> {
         let is_late = |joined: Instant| joined.elapsed() >= OFFER_PATIENCE;
         let late =
             self.waiting.iter().filter(|(_, one)| one.offer.is_none() && is_late(one.joined));
         for peer in late.map(|(peer, _)| *peer).collect::<Vec<Peer>>() {
             self.dismiss(peer, "it offered nothing");
         }
-        self.hurry_leaving();
-        if self.vacant.is_empty() {
-            return Ok(());
-        }
+        self.judge();
         while let Some((place, peer)) = self.match_made() {
             self.give(place, peer)?;
         }
-        self.give_up_waiting()
+        Ok(())
     }
 
     /// A place that is wanted, and a worker for it.
     fn match_made(&self) -> Option<(Place, Peer)> {
+        if self.vacant.is_empty() {
+            return None;
+        }
+        // A neighbour that has no role yet cannot be told of another.
+        let knows_its_role = |peer: &Peer| self.unsent.values().all(|unsent| unsent.peer != *peer);
         self.roster.wanted().into_iter().find_map(|place| {
+            let mut hosts =
+                self.roster.neighbours(place).filter_map(|place| self.hosts.get(&place));
+            if !hosts.all(knows_its_role) {
+                return None;
+            }
             let fits = |offer: &Offer| self.casting.fits(place, offer);
             let mut waiting = self.waiting.iter();
             let fitting = waiting.find(|(_, one)| one.offer.as_ref().is_some_and(fits));
@@ -152,13 +206,13 @@ impl RemoteFabric {
     /// Gives a place to a worker, and makes its neighbours known to each other.
     fn give(&mut self, place: Place, peer: Peer) -> Result<(), ClusterError> {
         let Some(waiting) = self.waiting.remove(&peer) else { return Ok(()) };
-        let Some(Offer { port, .. }) = waiting.offer else { return Ok(()) };
+        let Some(Offer { port, local, .. }) = waiting.offer else { return Ok(()) };
         let address = SocketAddr::new(waiting.address, port).to_string();
         let (mut dial, mut callers) = (None, Vec::new());
-        for other in self.roster.hosted_neighbours(place) {
+        for other in self.roster.neighbours(place) {
             let Some(&host) = self.hosts.get(&other) else { continue };
             let pass = new_pass()?;
-            self.links.insert(pass, [place, other]);
+            self.links.insert(pass, Linked { ends: [place, other], is_met: false });
             // Tier-2 nodes dial their Tier-1 node, and that dials the next slice.
             if place.lane.is_some() || other.lane.is_none() && other.slice > place.slice {
                 self.tell(host, &Control::Await(place.lane, pass));
@@ -171,40 +225,29 @@ impl RemoteFabric {
         let awaited = dial.as_ref().map(|(_, pass)| *pass);
         let role = Box::new(self.casting.role(place, dial, callers));
         match awaited {
-            Some(pass) => _ = self.unsent.insert(pass, (peer, role)),
+            Some(pass) => _ = self.unsent.insert(pass, Unsent { peer, role, waiting }),
             None => self.tell(peer, &Control::Role(role)),
         }
         self.roster.load(place);
         self.hosts.insert(place, peer);
-        let name = self.casting.name(place);
-        tracing::info!(node = name, "another worker loads");
-        let node = Node {
-            name,
-            place,
-            address,
-            said_ready: false,
-            unmet: awaited,
-            is_ready: false,
-            accusations: 0,
-            leaves_by: None,
-        };
+        let node = Node::new(&self.casting, place, address, local);
+        tracing::info!(node = node.name, "another worker loads");
         self.nodes.insert(peer, node);
         Ok(())
     }
 
     /// The neighbour that a worker will dial knows it by its pass.
     pub(super) fn send_role(&mut self, pass: u64) {
-        if let Some((peer, role)) = self.unsent.remove(&pass) {
+        if let Some(Unsent { peer, role, .. }) = self.unsent.remove(&pass) {
             self.tell(peer, &Control::Role(role));
         }
     }
 
-    /// A neighbour has met the worker that dials it.
+    /// A node has met the neighbour that dials it.
     pub(super) fn met(&mut self, pass: u64) {
-        let met = self.nodes.iter_mut().find(|(_, node)| node.unmet == Some(pass));
-        if let Some((&peer, node)) = met {
-            node.unmet = None;
-            self.begin(peer);
+        if let Some(linked) = self.links.get_mut(&pass) {
+            linked.is_met = true;
+            self.begin_all();
         }
     }
 
@@ -212,16 +255,24 @@ impl RemoteFabric {
     pub(super) fn ready(&mut self, peer: Peer) {
         if let Some(node) = self.nodes.get_mut(&peer) {
             node.said_ready = true;
+            self.begin_all();
+        }
+    }
+
+    /// Workers that are ready, and know their neighbours, begin.
+    fn begin_all(&mut self) {
+        let is_unmet = |place: &Place| {
+            self.links.values().any(|linked| !linked.is_met && linked.ends.contains(place))
+        };
+        let begins = |node: &Node| node.said_ready && !node.is_ready && !is_unmet(&node.place);
+        let beginning = self.nodes.iter().filter(|(_, node)| begins(node));
+        for peer in beginning.map(|(peer, _)| *peer).collect::<Vec<Peer>>() {
             self.begin(peer);
         }
     }
 
-    /// A worker that is ready, and whom its neighbours know, begins.
     fn begin(&mut self, peer: Peer) {
         let Some(node) = self.nodes.get_mut(&peer) else { return };
-        if node.is_ready || !node.said_ready || node.unmet.is_some() {
-            return;
-        }
         node.is_ready = true;
         let (name, place) = (node.name.clone(), node.place);
         let back = self.roster.ready(place);
@@ -230,9 +281,26 @@ impl RemoteFabric {
                 self.tell(peer, &Control::LaneLost(lane, generation));
             }
         }
-        let after = self.vacant.remove(&place).map(|vacancy| vacancy.since.elapsed());
-        let after = after.unwrap_or_default();
-        self.happened.push(FabricEvent::NodeBack { name, after, back });
+        // At the start of the cluster, nothing was lost before.
+        if let Some(vacancy) = self.vacant.remove(&place) {
+            let after = vacancy.since.elapsed();
+            self.happened.push(FabricEvent::NodeBack { name, after, back });
+        }
+    }
+
+    /// While the cluster first loads: fails where nobody came in time, or where one failed and nobody else waits.
+    pub(super) fn check_vacancies(&self) -> Result<(), ClusterError> {
+        for (place, Vacancy { since, name, reason, is_failure }) in &self.vacant {
+            let is_over = since.elapsed() >= self.replace_within;
+            if !self.roster.is_loading(*place) && (*is_failure || is_over) {
+                let (name, reason) = (name.clone(), reason.clone());
+                return Err(match is_failure {
+                    true => ClusterError::Failed { name, reason },
+                    false => ClusterError::Lost { name, reason },
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Where nobody came in time, lanes are closed whose contexts only waited. If none is left, the job ends.

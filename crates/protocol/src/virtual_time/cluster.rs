@@ -94,7 +94,7 @@ pub fn run<C: Costs>(
         dispatcher: Dispatcher::new(config.clone()),
         nodes: nodes(topology),
         hosts: BTreeMap::new(),
-        roster: Roster::new(RosterShape {
+        roster: Roster::hosted(RosterShape {
             pipelines: 1,
             slices: topology.slice_layers.len(),
             workers: config.lane_pages.len() as u32,

@@ -36,10 +36,15 @@ fn place_of(node: NodeAddress) -> Place {
 impl<C: Costs> Cluster<'_, C> {
     pub(super) fn fault(&mut self, number: usize) -> Result<(), Failure> {
         let Fault { node, kind, back_ns, .. } = self.topology.faults[number];
-        if !self.roster.is_hosted(place_of(node)) || !self.nodes.contains_key(&node) {
-            return Ok(()); // nobody is there
+        let place = place_of(node);
+        if self.roster.is_hosted(place) != self.nodes.contains_key(&node)
+            || !self.roster.is_hosted(place) && !self.roster.is_loading(place)
+        {
+            return Ok(()); // nobody is there, or nobody who lives
         }
         match (kind, node) {
+            // One that loads has nothing to lose, and nobody waits for it in vain.
+            _ if self.roster.is_loading(place) => self.lose(node, back_ns),
             (FaultKind::Leaves { within_ns }, NodeAddress::Tier2(_, lane)) => {
                 if self.leaving.insert(node, back_ns).is_some() {
                     return Ok(());
@@ -100,7 +105,7 @@ impl<C: Costs> Cluster<'_, C> {
         *self.hosts.entry(node).or_default() += 1;
         let place = place_of(node);
         let was_hosted = self.roster.is_hosted(place);
-        let loss = self.roster.lose(place);
+        let closed = self.roster.lose(place);
         if let Some(back_ns) = back_ns {
             self.schedule(self.now_ns + back_ns, Event::Follows(Follows::Offers(node)));
         }
@@ -108,14 +113,7 @@ impl<C: Costs> Cluster<'_, C> {
             let expires_ns = self.now_ns + self.topology.replace_within_ns;
             self.schedule(expires_ns, Event::Follows(Follows::Expires));
         }
-        if let Some(Place { slice, lane, .. }) = loss.candidate {
-            let candidate = match lane {
-                None => NodeAddress::Tier1(slice),
-                Some(lane) => NodeAddress::Tier2(slice, lane),
-            };
-            self.lose(candidate, Some(ASKS_AGAIN_NS))?;
-        }
-        self.close(&loss.closed)
+        self.close(&closed)
     }
 
     fn close(&mut self, lanes: &[u32]) -> Result<(), Failure> {
