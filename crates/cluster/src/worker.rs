@@ -11,8 +11,9 @@ use crate::processes::keep_to_cores;
 use crate::role;
 use crate::station::{PATIENCE, Station, dial, keep_introduction};
 use glinthawk_compute::cuda::{CudaBackend, CudaDevice, CudaModel, pinned_pool};
-use glinthawk_compute::{CpuBackend, Isa, Threads};
+use glinthawk_compute::{CpuBackend, Isa, Threads, allowed_cores};
 use glinthawk_flight::{Buffer, Pool};
+use glinthawk_protocol::CORES_MANY;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -100,7 +101,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     };
     options.has_role.store(true, Ordering::Relaxed);
     (options.news)(WorkerNews::Joined(&role));
-    let threads = Arc::new(Threads::new(options.threads)?);
+    let threads = Arc::new(kernel_threads(options, &role, &controller)?);
     let station = Arc::new(Station {
         controller,
         dispatcher,
@@ -134,6 +135,24 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     station.controller.shutdown();
     options.has_role.store(false, Ordering::Relaxed);
     outcome
+}
+
+/// The threads of a worker's kernels. A Tier-2 node on many cores leaves one of them to its network thread: a kernel
+/// thread that shares its core with it keeps all others waiting.
+fn kernel_threads(
+    options: &WorkerOptions,
+    role: &Role,
+    controller: &Controller,
+) -> Result<Threads, ClusterError> {
+    let mut cores = allowed_cores();
+    let shares_all = options.gpu.is_none() && cores.len() == options.threads;
+    let attends_only = role.lane.is_some() && role.layout.strands == 1;
+    if shares_all && attends_only && cores.len() >= CORES_MANY {
+        controller.keep_to(cores.split_off(cores.len() - 1));
+        keep_to_cores(&cores)?;
+        return Ok(Threads::new(cores.len())?);
+    }
+    Ok(Threads::new(options.threads)?)
 }
 
 /// The threads that load weights onto a GPU: one on each core that it may use. They sleep once that is done.

@@ -95,6 +95,7 @@ impl Hashes {
         let mut hash = Sha256::new();
         for chunk in file.chunks(CHUNK_BYTES) {
             hash.update(chunk);
+            file.has_read(chunk.len());
             hashed(chunk.len() as u64);
         }
         let sha256 = hash.finalize().into();

@@ -115,10 +115,13 @@ impl StoredTensors {
         out: &mut [bf16],
     ) {
         let stored = self.tensors[&tensor];
+        let mut read = 0;
         for (row, out) in rows.zip(out.chunks_exact_mut(inputs)) {
             let bytes = self.row_bytes(stored, stored.order.stored_row(row), inputs);
             stored.encoding.decode_bf16(bytes, out);
+            read += bytes.len();
         }
+        self.files[stored.file].file.has_read(read);
     }
 
     /// Decodes a vector.

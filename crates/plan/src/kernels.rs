@@ -3,6 +3,7 @@
 use crate::catalogue::DeviceKind;
 use crate::profile::{Overheads, Profile, interpolate};
 use crate::shape::Shape;
+use glinthawk_protocol::CORES_MANY;
 
 /// Where kernel times come from.
 #[derive(Clone, Debug, PartialEq)]
@@ -135,6 +136,11 @@ impl KernelTimes {
     /// Whether the kernels run on a device beside the host, which is free for messages meanwhile.
     pub fn on_device(&self) -> bool {
         matches!(self, Self::Measured(profile) if !profile.to_host.is_empty())
+    }
+
+    /// Whether they run on so many cores that a process which attends leaves one to its network thread.
+    pub fn on_many_cores(&self) -> bool {
+        matches!(self, Self::Measured(profile) if profile.provenance.threads >= CORES_MANY)
     }
 
     /// Seconds in which q, k and v of `rows` rows are copied to the host; zero where the kernels work there.

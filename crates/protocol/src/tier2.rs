@@ -6,6 +6,10 @@ use crate::message::{Attend, Attended, Parcel};
 use glinthawk_flight::{Row, ShardId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+/// From so many cores on, attention waits for memory rather than for cores, and a process that does nothing else leaves
+/// one of them to its network thread.
+pub const CORES_MANY: usize = 6;
+
 /// A message that a correct dispatcher would not send. Nothing of it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier2Error {

@@ -168,6 +168,11 @@ impl Controller {
         self.shared.command(Command::Dismiss(peer));
     }
 
+    /// Keeps the network thread to these cores.
+    pub fn keep_to(&self, cores: Vec<usize>) {
+        self.shared.command(Command::KeepTo(cores));
+    }
+
     /// Where received payloads come from and should return to.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.config.pool

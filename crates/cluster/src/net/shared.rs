@@ -21,6 +21,8 @@ pub(super) enum Command {
     Resume(Peer),
     /// The peer was struck: close its connection.
     Dismiss(Peer),
+    /// Run on these cores only.
+    KeepTo(Vec<usize>),
     Shutdown,
     /// A shutdown without a word to anyone.
     Vanish,

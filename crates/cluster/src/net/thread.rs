@@ -7,6 +7,7 @@ use super::handshake::{Hello, Status};
 use super::outlet::Outlet;
 use super::reception::{Guest, Reception};
 use super::shared::{Command, Shared};
+use crate::processes::keep_to_cores;
 use glinthawk_flight::Kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
@@ -189,6 +190,8 @@ impl NetThread {
                     _ = connection.outlet.channel.stream.shutdown(Shutdown::Both);
                 }
             }
+            // A refusal costs speed, never correctness.
+            Command::KeepTo(cores) => _ = keep_to_cores(&cores),
             Command::Shutdown => self.leave(),
             Command::Vanish => {
                 self.connections.clear();

@@ -112,9 +112,8 @@ impl<'a> Machine<'a> {
         let cores = match deployment.place {
             Place::OneProcess => 1,
             Place::SharedCores(cores) => cores.min(processes),
-            // Some more for the hosts of devices, and one for the dispatcher.
-            Place::OwnMachines if deployment.tier1.on_device() => processes + slices + 1,
-            Place::OwnMachines => processes + 1,
+            // For kernels, for the network, and one for the dispatcher.
+            Place::OwnMachines => 2 * processes + 1,
         };
         let process = |(index, nodes): (usize, _)| Process {
             core: index % cores,
@@ -250,10 +249,15 @@ impl<'a> Machine<'a> {
         least.expect("there is a core")
     }
 
-    /// The core on which a process sends and receives: its own, unless a device computes for it.
+    /// The core on which a process sends and receives: its own, unless a device computes for it or it attends on so
+    /// many cores that it leaves one to the network.
     fn host_core(&self, process: usize) -> usize {
-        let Deployment { place, tier1, slices, .. } = self.deployment;
-        match *place == Place::OwnMachines && tier1.on_device() && process < slices.len() {
+        let Deployment { place, tier1, tier2_kernels, slices, strands, .. } = self.deployment;
+        let apart = match process < slices.len() {
+            true => tier1.on_device(),
+            false => tier2_kernels.on_device() || *strands == 1 && tier2_kernels.on_many_cores(),
+        };
+        match *place == Place::OwnMachines && apart {
             true => self.processes.len() + process,
             false => self.processes[process].core,
         }
