@@ -422,8 +422,8 @@ pub struct EngineArgs {
     #[arg(long, short, default_value = DEFAULT_MODEL)]
     pub model: String,
     /// Rows in a batch, for each attention worker or lane. A prompt that generates takes one row;
-    /// prefill takes the rest [default: 256, or 4096 on a GPU; in one process, the best for the job if there is a
-    /// profile of this machine]
+    /// prefill takes the rest [default: 256, 512 in one process if the job is mostly prompt, or 4096 on a GPU; in one
+    /// process, the best for the job if there is a profile of this machine]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: Option<u32>,
     /// Most batches in flight at once. With few prompts there are fewer [default: 1, or 3 for each Tier-1 node of a cluster]

@@ -17,6 +17,12 @@ use std::sync::Arc;
 /// Rows of a flight on each lane, if neither the specification nor a profile say.
 pub const BATCH_DEFAULT: u32 = 256;
 
+/// The same for jobs that are mostly prompt: weights are read and classified with half as often for the same rows.
+/// Generating prompts would share a larger batch with more others, and gain nothing.
+const BATCH_OF_PROMPTS: u32 = 512;
+/// Tokens of a prompt for each generated one from which on a job is mostly prompt.
+const MOSTLY_PROMPT: usize = 8;
+
 /// Rows of a GPU's batch: enough that products are limited by operations, not by reading weights.
 const GPU_BATCH: u32 = 4096;
 
@@ -78,6 +84,7 @@ impl Resolved {
         let batch = match &opened.device {
             Some(_) => GPU_BATCH,
             None if attends.map(|(_, gpu)| gpu.is_some()).min() == Some(true) => GPU_NODE_BATCH,
+            None if alone && crowd.input >= MOSTLY_PROMPT * crowd.output => BATCH_OF_PROMPTS,
             None => BATCH_DEFAULT,
         };
         let isa = machine::isa(specification.isa)?;
@@ -291,6 +298,13 @@ mod tests {
     use crate::device::Device;
 
     fn resolve(change: impl FnOnce(&mut Specification)) -> Result<Resolved, LaunchError> {
+        resolve_for(Crowd::ONE, change)
+    }
+
+    fn resolve_for(
+        crowd: Crowd,
+        change: impl FnOnce(&mut Specification),
+    ) -> Result<Resolved, LaunchError> {
         let mut specification = Specification {
             device: Device::Cpu,
             context_memory_bytes: Some(64 << 20),
@@ -298,7 +312,7 @@ mod tests {
         };
         change(&mut specification);
         let opened = Opened::open(&specification, &|_| ())?;
-        Resolved::new(&specification, &opened, Crowd::ONE)
+        Resolved::new(&specification, &opened, crowd)
     }
 
     /// Tier-1 nodes, Tier-2 nodes for each, lanes, batch and flights.
@@ -326,6 +340,18 @@ mod tests {
             wanted.topology.tier1 = Some(2);
         };
         check(elsewhere, (2, 2, 2, 256, 6));
+    }
+
+    #[test]
+    fn jobs_that_are_mostly_prompt_have_larger_batches() {
+        let batch = |input, output, change: fn(&mut Specification)| {
+            let crowd = Crowd { prompts: 64, input, output };
+            resolve_for(crowd, change).expect("it can be launched").layout.batch
+        };
+        assert_eq!(batch(16, 2, |_| ()), BATCH_OF_PROMPTS);
+        assert_eq!(batch(16, 3, |_| ()), BATCH_DEFAULT);
+        assert_eq!(batch(16, 2, |wanted| wanted.batch = Some(7)), 7);
+        assert_eq!(batch(16, 2, |wanted| wanted.topology.tier2 = Some(1)), BATCH_DEFAULT);
     }
 
     /// The devices of local processes with these options.

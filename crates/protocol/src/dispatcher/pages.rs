@@ -3,6 +3,9 @@
 //! A full page whose positions are all computed is published under the tokens that led to it. A prompt that begins with
 //! the same tokens holds the page too instead of computing it. Nobody writes a published page. When nobody holds it any
 //! more it is kept until its memory is wanted, least recently held first.
+//!
+//! Memory that was never written is not wanted lightly: the system has to find and clear it, and it is in no cache. So
+//! once [`KEPT_PER_HELD`] times as many pages are kept as are held, a kept page is written again before an untouched one.
 
 use glinthawk_flight::pages_for;
 use std::collections::{BTreeMap, HashMap};
@@ -17,6 +20,9 @@ pub fn lane_pages(held: u64, context_max: u32, slots: u64, page_positions: u32) 
 
 /// What leads to a context's first page.
 pub(super) const BEGINNING: u64 = 0;
+
+/// Pages that are kept for each that somebody holds, before untouched ones are taken.
+const KEPT_PER_HELD: u32 = 3;
 
 /// A page's tokens and what leads to them.
 struct Published {
@@ -39,7 +45,10 @@ struct Page {
 /// The pages of one lane.
 pub(super) struct PagePool {
     pages: Vec<Page>,
+    /// Pages that hold nothing. The untouched ones are below the others.
     free: Vec<u32>,
+    /// Pages that were never taken.
+    untouched: u32,
     /// Published pages that nobody holds, by the time since when.
     idle: BTreeMap<u64, u32>,
     /// Published pages by the hash of their tokens and all before them.
@@ -54,6 +63,7 @@ impl PagePool {
         Self {
             pages: (0..total).map(|_| Page::default()).collect(),
             free: (0..total).rev().collect(),
+            untouched: total,
             idle: BTreeMap::new(),
             by_hash: HashMap::new(),
             counter: BEGINNING,
@@ -97,8 +107,13 @@ impl PagePool {
 
     /// A page to write on.
     pub(super) fn take(&mut self) -> Option<u32> {
-        let page = match self.free.pop() {
-            Some(page) => page,
+        let only_untouched = self.free.len() == self.untouched as usize;
+        let many_are_kept = self.idle.len() as u32 > KEPT_PER_HELD * self.used();
+        let page = match self.free.pop_if(|_| !(only_untouched && many_are_kept)) {
+            Some(page) => {
+                self.untouched -= u32::from(only_untouched);
+                page
+            }
             None => {
                 let (_, page) = self.idle.pop_first()?;
                 let published = self.pages[page as usize].published.take();
@@ -206,6 +221,21 @@ mod tests {
         assert_eq!((pool.has(10), pool.has(20)), (true, false));
         pool.give(vec![pages[0]]);
         assert_eq!(pool.take(), Some(pages[0]));
+    }
+
+    #[test]
+    fn memory_that_was_never_written_is_taken_last_if_many_pages_are_kept() {
+        let mut pool = PagePool::new(100);
+        let held = pool.take().unwrap();
+        for number in 1..50 {
+            let page = pool.take().unwrap();
+            let most = held + KEPT_PER_HELD + 2;
+            assert!(page <= most, "page {page} for prompt {number}");
+            pool.publish(page, number, BEGINNING, &[1]);
+            pool.give(vec![page]);
+        }
+        let kept = (1..50).filter(|hash| pool.has(*hash));
+        assert_eq!(kept.collect::<Vec<_>>(), [46, 47, 48, 49], "those that were held last");
     }
 
     #[test]

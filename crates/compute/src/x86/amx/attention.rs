@@ -95,6 +95,9 @@ pub(in crate::x86) unsafe fn score_pages_of_two(
     let steps = head_dim / STEP;
     // SAFETY: as promised by the caller.
     unsafe {
+        if let (2, &[a, b, c, d]) = (steps, keys) {
+            return score_block_of_two(queries, [a, b, c, d], into);
+        }
         for (pair, keys) in keys.chunks(2).enumerate() {
             // The last of an odd number is scored twice.
             let (one, other) = (keys[0], keys[keys.len() - 1]);
@@ -118,6 +121,68 @@ pub(in crate::x86) unsafe fn score_pages_of_two(
             store!("2", into.add(RESULT_TILE));
             store!("3", into.add((BLOCK_PAGES + 1) * RESULT_TILE));
         }
+    }
+}
+
+/// A block of heads of 64 for two tiles of rows. All four tiles of queries stay (4 to 7), so that a tile of keys (3) is all
+/// that two products load. Results are in tiles 0 to 2 in turn: while one is stored, others are multiplied.
+///
+/// # Safety
+/// As [`score_pages_of_two`], with d = 64.
+unsafe fn score_block_of_two(
+    queries: *const bf16,
+    keys: [*const bf16; BLOCK_PAGES],
+    into: *mut f32,
+) {
+    let [a, b, c, d] = keys;
+    let first = |page: usize| into.wrapping_add(page * RESULT_TILE);
+    let second = |page: usize| first(BLOCK_PAGES + page);
+    // SAFETY: as promised by the caller.
+    unsafe {
+        load!("4", queries, ROW_BYTES);
+        load!("3", a, ROW_BYTES);
+        load!("6", queries.add(2 * TILE), ROW_BYTES);
+        load!("5", queries.add(TILE), ROW_BYTES);
+        load!("7", queries.add(3 * TILE), ROW_BYTES);
+        clear!("0");
+        multiply_tiles!("0", "4", "3");
+        clear!("1");
+        multiply_tiles!("1", "6", "3");
+        load!("3", a.add(TILE), ROW_BYTES);
+        multiply_tiles!("0", "5", "3");
+        multiply_tiles!("1", "7", "3");
+        load!("3", b, ROW_BYTES);
+        clear!("2");
+        multiply_tiles!("2", "4", "3");
+        store!("0", first(0));
+        clear!("0");
+        multiply_tiles!("0", "6", "3");
+        load!("3", b.add(TILE), ROW_BYTES);
+        store!("1", second(0));
+        multiply_tiles!("2", "5", "3");
+        multiply_tiles!("0", "7", "3");
+        load!("3", c, ROW_BYTES);
+        clear!("1");
+        multiply_tiles!("1", "4", "3");
+        store!("2", first(1));
+        clear!("2");
+        multiply_tiles!("2", "6", "3");
+        load!("3", c.add(TILE), ROW_BYTES);
+        store!("0", second(1));
+        multiply_tiles!("1", "5", "3");
+        multiply_tiles!("2", "7", "3");
+        load!("3", d, ROW_BYTES);
+        clear!("0");
+        multiply_tiles!("0", "4", "3");
+        store!("1", first(2));
+        clear!("1");
+        multiply_tiles!("1", "6", "3");
+        load!("3", d.add(TILE), ROW_BYTES);
+        store!("2", second(2));
+        multiply_tiles!("0", "5", "3");
+        multiply_tiles!("1", "7", "3");
+        store!("0", first(3));
+        store!("1", second(3));
     }
 }
 
