@@ -100,6 +100,25 @@ fn a_spare_that_loads_while_its_neighbour_is_lost_goes_on() {
     assert_eq!(counted, (&2.into(), &2.into()), "{said}");
 }
 
+/// It lives, says so, and never answers.
+#[test]
+fn a_node_that_hangs_is_found() {
+    let story = Story::new();
+    let stats = story.case.path("stats.json");
+    let stats = ["--stats", stats.to_str().expect("a plain path")];
+    let options = ["--tier1", "1", "--tier2", "2", "--batch", "8", "--flights", "2"];
+    let options = [&options[..], &stats].concat();
+    let dispatcher = Dispatcher::listen(&story.case, "127.0.0.1:0", &options);
+    let _tier1 = join(&dispatcher, "1");
+    let _tier2 = join(&dispatcher, "2");
+    let hangs = Liar::join(&dispatcher.address);
+    hangs.be_ready(&hangs.offer(2));
+    hangs.next(Kind::Attend);
+    let (stats, said) = story.expect_done(dispatcher.running);
+    assert_eq!(stats["failures"], 1, "{said}");
+    assert!(said.contains("tier2-0-1 is gone (it has not answered for"), "{said}");
+}
+
 /// Each loss of its neighbour is reported by the Tier-1 node that stays, and it is not the one to blame.
 #[test]
 fn a_tier1_node_may_lose_its_neighbour_many_times() {

@@ -47,6 +47,11 @@ pub enum Control {
     Dial(String, u64),
     /// Worker → dispatcher: the connection of this pass is gone or cannot be made, and why.
     LinkLost(u64, String),
+    /// Dispatcher → worker: a step of this lane does not come home; is it here?
+    Ask(u32),
+    /// Worker → dispatcher: the steps of this lane that its Tier-1 node has, by flight and epoch, each with the layer that
+    /// it attends in.
+    Answer(u32, Vec<(u32, u64, Option<u32>)>),
     /// Worker → dispatcher: it wants to leave when nothing of it is needed any more.
     Leaving,
     /// Dispatcher → worker: nothing of it is needed any more.

@@ -10,7 +10,7 @@ use glinthawk_protocol::{
     Back, Completion, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Finish,
     Generated, Home, Launch, Prompt, PromptId, PromptStanding, Rejection, StepId,
 };
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 /// What an engine reports.
@@ -56,6 +56,8 @@ pub struct Engine {
     replaced: u64,
     /// Completions that ended before they were as long as they might be.
     ended: u64,
+    /// Lanes that were called slow.
+    slow_lanes: BTreeSet<u32>,
 }
 
 impl Engine {
@@ -84,6 +86,7 @@ impl Engine {
             failures: 0,
             replaced: 0,
             ended: 0,
+            slow_lanes: BTreeSet::new(),
         }
     }
 
@@ -148,6 +151,10 @@ impl Engine {
                     self.lose_lanes(&lanes);
                     tracing::warn!("{name} has left");
                 }
+                FabricEvent::Astray(step) => {
+                    tracing::warn!("a step of lane {} is astray: launched again", step.shard.lane);
+                    self.dispatch(DispatcherEvent::Relaunch(step));
+                }
                 FabricEvent::LanesClosed(lanes) => {
                     self.lose_lanes(&lanes);
                     let left = self.left();
@@ -163,7 +170,16 @@ impl Engine {
                 FabricEvent::NodeBack { name, after, back } => self.go_on(&name, after, &back),
             }
         }
+        self.tell_of_slow_lanes();
         Ok(std::mem::take(&mut self.events))
+    }
+
+    fn tell_of_slow_lanes(&mut self) {
+        for lane in self.dispatcher.lanes_slow() {
+            if self.slow_lanes.insert(lane) {
+                tracing::warn!("the nodes of lane {lane} are slow: it gets fewer contexts");
+            }
+        }
     }
 
     fn home(&mut self, home: Home) -> Result<(), ClusterError> {
@@ -298,7 +314,7 @@ impl Engine {
         let steps = (self.steps, self.steps_time.as_secs_f64());
         let dispatcher = self.dispatcher.stats();
         let setting = self.setting.clone();
-        let stats = RunStats::new(
+        let mut stats = RunStats::new(
             setting,
             dispatcher,
             &nodes,
@@ -306,6 +322,7 @@ impl Engine {
             steps,
             (self.failures, self.replaced),
         );
+        stats.lane_shares = self.dispatcher.lane_shares();
         Ok((stats, nodes))
     }
 }

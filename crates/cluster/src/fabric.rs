@@ -2,7 +2,7 @@
 
 use crate::error::ClusterError;
 use crate::report::NodeReport;
-use glinthawk_protocol::{Back, Home, Launch};
+use glinthawk_protocol::{Back, Home, Launch, StepId};
 use std::time::Duration;
 
 /// How long one call waits for something to come home.
@@ -26,6 +26,8 @@ pub enum FabricEvent {
         /// The lanes.
         lanes: Vec<u32>,
     },
+    /// Nobody has a step that was launched.
+    Astray(StepId),
     /// Nobody took a lost node's place in time: the lanes that rested are lost.
     LanesClosed(Vec<u32>),
     /// A node is to leave: no further context should begin on its lanes.

@@ -1,6 +1,6 @@
 //! A strand of a worker's nodes on the network: parcels for nodes elsewhere are messages.
 
-use crate::control::Role;
+use crate::control::{Control, Role};
 use crate::error::ClusterError;
 use crate::neighbours::Peers;
 use crate::net::Peer;
@@ -192,6 +192,14 @@ impl<'a, B: Backend> Server<'a, B> {
             Heard::ReportWanted => {
                 self.station.send_reports(nodes::reports(&self.nodes), self.strand == 0)?;
             }
+            Heard::Asked(lane) if self.lanes.contains(&lane) => {
+                let tier1 = self.nodes.tier1.as_ref();
+                let held = tier1.map(|(node, _)| node.held(lane)).unwrap_or_default();
+                let held = held.into_iter();
+                let held = held.map(|(step, layer)| (step.shard.flight, step.epoch, layer));
+                self.station.tell_dispatcher(&Control::Answer(lane, held.collect()))?;
+            }
+            Heard::Asked(_) => {}
             Heard::LaneLost(lane, generation) => self.nodes.lose_lane(lane, Some(generation)),
             Heard::Over => return Ok(true),
             Heard::Nothing => {}

@@ -58,6 +58,8 @@ pub(crate) enum Heard {
     ReportWanted,
     /// A lane's contexts are gone, up to this generation of it.
     LaneLost(u32, u64),
+    /// The dispatcher misses a step of this lane.
+    Asked(u32),
     /// The job is over.
     Over,
     /// Nothing that concerns the role.
@@ -235,6 +237,7 @@ impl Station {
                 match Control::read(&message)? {
                     Control::Report => Ok(Heard::ReportWanted),
                     Control::LaneLost(lane, generation) => Ok(Heard::LaneLost(lane, generation)),
+                    Control::Ask(lane) => Ok(Heard::Asked(lane)),
                     Control::Leave => Ok(Heard::Over),
                     Control::Await(..) | Control::Dial(..) => Ok(Heard::Nothing),
                     other => Err(ClusterError::Control(format!("a worker was sent {other:?}"))),

@@ -80,6 +80,8 @@ pub struct RunStats {
     pub time_per_step_s: StepTime,
     /// Most context memory in use at once, over all workers, in bytes.
     pub context_memory_used_max_bytes: u64,
+    /// The share of contexts that each lane was given in the end: 1, or less if its nodes are slower than others.
+    pub lane_shares: Vec<f64>,
     /// Nodes lost during the run.
     pub failures: u64,
     /// Workers that took the place of a node that was lost or left.
@@ -225,6 +227,7 @@ impl RunStats {
             time_per_step_s: StepTime::new(nodes, steps.0, steps.1),
             context_memory_used_max_bytes: u64::from(dispatcher.pages_used_max)
                 * setting.page_bytes,
+            lane_shares: Vec::new(),
             failures,
             nodes_replaced,
             steps_relaunched: dispatcher.relaunches,

@@ -5,6 +5,7 @@ mod common;
 
 use common::{Case, seeded, sorted};
 use glinthawk_jobs::{Earlier, Input, JobError, JobOptions, Next, Output, PreparedJob};
+use glinthawk_protocol::virtual_time;
 use std::fs;
 use std::io::Write;
 use std::sync::Arc;
@@ -55,6 +56,30 @@ fn a_killed_run_resumes_to_the_same_bytes() {
         assert_eq!((summary.succeeded, summary.failed), (60, 30));
         assert!(summary.resumed > 0);
         assert_eq!(killed.sorted(), whole.sorted(), "killed after every {step} prompts");
+    }
+}
+
+/// Each seed stops a job again and again. The disk has kept what it liked of the last writes: it was full, or zeros are
+/// where bytes should be.
+#[test]
+fn torn_writes_at_any_byte_are_survived() {
+    let whole = mixed_case(40);
+    whole.run().unwrap();
+    for seed in 0..16 {
+        let torn = mixed_case(40);
+        let mut random = seed;
+        let mut below = |limit: usize| {
+            random = virtual_time::model::mix(random, 77);
+            random as usize % limit
+        };
+        while torn.run_some(1 + below(12)).unwrap().is_none() {
+            let mut bytes = fs::read(torn.output()).unwrap();
+            bytes.truncate(bytes.len() - below(bytes.len().min(400)));
+            let zeros = if below(3) == 0 { below(200) } else { 0 };
+            bytes.resize(bytes.len() + zeros, 0);
+            fs::write(torn.output(), bytes).unwrap();
+        }
+        assert_eq!(torn.sorted(), whole.sorted(), "seed {seed}");
     }
 }
 

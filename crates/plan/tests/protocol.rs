@@ -93,6 +93,8 @@ fn protocol_seconds(configuration: &Configuration, steps: u32) -> f64 {
         faults: Vec::new(),
         load_ns: 0,
         replace_within_ns: 0,
+        patience_ns: 0..=0,
+        planted: None,
     };
     let prompts = (0..configuration.rows() * configuration.flights).map(|id| {
         let tokens = vec![id as u32 % 7];

@@ -14,6 +14,7 @@ mod tier1;
 mod tier2;
 mod timeline;
 pub mod virtual_time;
+mod watch;
 
 pub use dispatcher::{
     Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats, LaneShape,
@@ -31,3 +32,4 @@ pub use roster::{Back, Place, Roster, RosterShape};
 pub use tier1::{Stage, Task, Tier1Node, Tier1Work};
 pub use tier2::{CORES_MANY, Tier2Error, Tier2Node, Tier2Work};
 pub use timeline::Timeline;
+pub use watch::{Finding, Held, Watch};

@@ -147,6 +147,20 @@ impl Roster {
         })
     }
 
+    /// The place on a slice where a lane's contexts are.
+    pub fn place_of(&self, lane: u32, slice: usize) -> Place {
+        self.shape.place_of(lane, slice)
+    }
+
+    /// The places that a lane's steps pass through.
+    pub fn way(&self, lane: u32) -> BTreeSet<Place> {
+        let places = (0..self.shape.slices).flat_map(|slice| {
+            let contexts = self.shape.place_of(lane, slice);
+            [Place { lane: None, ..contexts }, contexts]
+        });
+        places.collect()
+    }
+
     /// Whether a place has a node that is ready.
     pub fn is_hosted(&self, place: Place) -> bool {
         self.places.get(&place) == Some(&Standing::Hosted)

@@ -3,6 +3,7 @@
 
 use crate::message::{Attend, Attended, Home, Launch, Merge, Parcel};
 use crate::pace::{BatchKind, Pace};
+use crate::watch::Held;
 use glinthawk_flight::{Generated, ShardId, StepId};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -271,6 +272,20 @@ impl<P> Tier1Node<P> {
                 false
             }
         }
+    }
+
+    /// The steps of a lane that are here, each with the layer that it attends in, if it does.
+    pub fn held(&self, lane: u32) -> Vec<Held> {
+        let held = |(&flight, of_flight): (&u32, &Flight<P>)| {
+            let visitor = of_flight.shards.get(&lane)?;
+            let step = StepId { shard: ShardId { flight, lane }, epoch: visitor.epoch };
+            match visitor.state {
+                State::Gone => None,
+                State::Attending(_, layer) => Some((step, Some(layer))),
+                State::Ready(_) | State::Computing => Some((step, None)),
+            }
+        };
+        self.flights.iter().filter_map(held).collect()
     }
 
     /// Rows of the step that waits for this attention output; `None` if none does.

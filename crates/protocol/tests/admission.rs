@@ -2,7 +2,7 @@
 //! where that would not pay.
 
 use glinthawk_flight::Row;
-use glinthawk_protocol::virtual_time::{Costs, SimulatedCluster, VirtualRun, Wire, run};
+use glinthawk_protocol::virtual_time::{Costs, Planted, SimulatedCluster, VirtualRun, Wire, run};
 use glinthawk_protocol::{DispatcherConfig, LaneShape, Merge, Prompt, Stage};
 
 /// Every batch takes as long as reading weights. Attention on lanes beside the first takes `beside_ns`.
@@ -48,6 +48,24 @@ impl Costs for Counted<'_> {
     }
 }
 
+/// Attention takes as long as it has positions; on the last of four lanes four times as long.
+struct OneSlow;
+
+impl Costs for OneSlow {
+    fn tier1_ns(&mut self, _slice: usize, _stage: Stage, _rows: usize) -> u64 {
+        100
+    }
+
+    fn tier2_ns(&mut self, _slice: usize, lane: u32, rows: &[Row]) -> u64 {
+        let positions: u64 = rows.iter().map(|row| u64::from(row.position)).sum();
+        positions * if lane == 3 { 4 } else { 1 }
+    }
+
+    fn link_ns(&mut self, _link: Wire, _rows: usize) -> (u64, u64) {
+        (0, 10)
+    }
+}
+
 fn cluster(lane_pages: Vec<u32>, own_lane: Option<LaneShape>) -> SimulatedCluster {
     SimulatedCluster {
         slice_layers: vec![1],
@@ -73,6 +91,8 @@ fn cluster(lane_pages: Vec<u32>, own_lane: Option<LaneShape>) -> SimulatedCluste
         faults: Vec::new(),
         load_ns: 0,
         replace_within_ns: 0,
+        patience_ns: 0..=0,
+        planted: None,
     }
 }
 
@@ -144,4 +164,16 @@ fn slower_lanes_take_prompts_where_that_pays() {
     // It has room for fewer rows than lane 0 computes at a time.
     assert_eq!(beside(16, 120, 1000), 0);
     assert_eq!(beside(64, 20, 1000), 0, "all fit on lane 0");
+}
+
+#[test]
+fn a_slow_lane_gets_fewer_contexts() {
+    let mut even = cluster(vec![160; 4], None);
+    even.planted = Some(Planted::NoClock);
+    let weighed = SimulatedCluster { planted: None, ..even.clone() };
+    let [even, weighed] = [even, weighed].map(|cluster| check(&cluster, 600, &[], &mut OneSlow));
+    assert_eq!(even.stats.generated_tokens, weighed.stats.generated_tokens);
+    let (before, after) = (even.end_ns, weighed.end_ns);
+    println!("{before} ns if all lanes get the same, {after} ns if a slow one gets fewer contexts");
+    assert!(after * 10 < before * 9, "{after} ns instead of {before} ns");
 }

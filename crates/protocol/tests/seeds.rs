@@ -1,18 +1,22 @@
 //! Seeded virtual-time runs of the whole protocol: random shapes, lengths, delays and memory; messages that
 //! come late, twice, garbled or not at all; steps that are given up and launched again; watchers that stop
-//! prompts; nodes of both tiers that die, leave, and have another host later. Every prompt gets exactly one completion,
+//! prompts; nodes of both tiers that die, hang, leave, or
+//! are cut off, and have another host later, perhaps while the first goes on. Every prompt gets exactly one completion,
 //! and it is the one the simulated model gives without a cluster. After every event, pages, slots and queues are checked.
 //!
-//! `GLINTHAWK_SEEDS=20000` runs more of them, `GLINTHAWK_SEED=17` replays one.
+//! `GLINTHAWK_SEEDS=20000` runs more of them, `GLINTHAWK_SEED=17` replays one, and `GLINTHAWK_PLANTED=page-leaked` with it
+//! plants a bug to be found.
 
 use glinthawk_flight::Row;
 use glinthawk_protocol::virtual_time::{
-    Costs, Fault, FaultKind, Garble, Mishap, SimulatedCluster, Stop, VirtualRun, Wire, model, run,
+    Costs, Fault, FaultKind, Garble, Mishap, Planted, SimulatedCluster, Stop, VirtualRun, Wire,
+    model, run,
 };
 use glinthawk_protocol::{
     Completion, DispatcherConfig, Finish, LaneShape, Merge, NodeAddress, Prompt, Sampling, Stage,
 };
 use std::collections::BTreeMap;
+use std::panic::catch_unwind;
 
 /// A small seeded generator (splitmix64).
 struct Random(u64);
@@ -119,6 +123,8 @@ fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
         faults: Vec::new(),
         load_ns: random.within(0, 3_000),
         replace_within_ns: random.within(0, 20_000),
+        patience_ns: random.within(2_000, 20_000)..=random.within(20_000, 60_000),
+        planted: None,
     };
     let beginnings: Vec<Vec<u32>> =
         (0..random.within(1, 4)).map(|_| tokens(random, u64::from(context_max))).collect();
@@ -168,8 +174,13 @@ fn faults(random: &mut Random, topology: &SimulatedCluster) -> Vec<Fault> {
             0 => NodeAddress::Tier1(slice),
             lane => NodeAddress::Tier2(slice, lane as u32 - 1),
         };
-        let kind = match random.within(0, 3) {
+        let kind = match random.within(0, 5) {
             0 => FaultKind::Leaves { within_ns: random.within(0, 20_000) },
+            1 => FaultKind::Hangs,
+            2 => FaultKind::CutOff {
+                for_ns: random.within(0, 20_000),
+                noticed_ns: random.within(0, 20_000),
+            },
             _ => FaultKind::Dies { noticed_ns: random.within(0, 5_000) },
         };
         let (at_ns, back_ns) = (random.within(0, 40_000), random.within(0, 8_000));
@@ -206,27 +217,48 @@ struct Outcome {
     replaced: u64,
     expired: u64,
     drained: u64,
+    found: u64,
+    doubled: u64,
 }
 
 /// What some seed must have met, and how often one did.
 type Count = (&'static str, fn(&Outcome) -> u64);
 
+/// The bugs that can be planted, by their names in `GLINTHAWK_PLANTED`.
+const PLANTED: [(&str, Planted); 3] = [
+    ("epochs-unchecked", Planted::EpochsUnchecked),
+    ("retired-twice", Planted::RetiredTwice),
+    ("page-leaked", Planted::PageLeaked),
+];
+
 /// Says which seed failed, wherever in the protocol it did.
-struct Named(u64);
+struct Named(u64, Option<Planted>);
 
 impl Drop for Named {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let command = "cargo test --release --workspace --test seeds every_prompt";
-            eprintln!("to replay: GLINTHAWK_SEED={} {command}", self.0);
+            eprintln!("to replay: {}", command(self.0, self.1));
         }
     }
 }
 
+fn command(seed: u64, planted: Option<Planted>) -> String {
+    let planted = PLANTED.iter().find(|(_, bug)| Some(*bug) == planted);
+    let planted = planted.map(|(name, _)| format!("GLINTHAWK_PLANTED={name} "));
+    let planted = planted.unwrap_or_default();
+    let command = "cargo test --release --workspace --test seeds every_prompt";
+    format!("{planted}GLINTHAWK_SEED={seed} {command}")
+}
+
 fn check(seed: u64) -> Outcome {
-    let _named = Named(seed);
+    check_with(seed, None)
+}
+
+fn check_with(seed: u64, planted: Option<Planted>) -> Outcome {
+    let _named = Named(seed, planted);
     let mut random = Random(seed);
     let (mut topology, prompts) = scenario(&mut random);
+    topology.planted = planted;
     let watchers = watchers(&mut random, &prompts);
     if seed % 3 == 2 {
         topology.faults = deaths(&mut random, &topology);
@@ -260,6 +292,8 @@ fn check(seed: u64) -> Outcome {
         replaced: report.replaced,
         expired: report.expired,
         drained: report.drained,
+        found: report.found,
+        doubled: report.doubled,
     }
 }
 
@@ -308,12 +342,16 @@ fn number_from(variable: &str) -> Option<u64> {
 #[test]
 fn every_prompt_gets_exactly_its_completion() {
     if let Some(seed) = number_from("GLINTHAWK_SEED") {
-        check(seed);
+        let planted = std::env::var("GLINTHAWK_PLANTED").ok().map(|name| {
+            let known = PLANTED.iter().find(|(known, _)| *known == name);
+            known.unwrap_or_else(|| panic!("GLINTHAWK_PLANTED={name} is no bug")).1
+        });
+        check_with(seed, planted);
         return;
     }
     let seeds = number_from("GLINTHAWK_SEEDS").unwrap_or(1000);
     let outcomes: Vec<Outcome> = (0..seeds).map(check).collect();
-    let counts: [Count; 12] = [
+    let counts: [Count; 14] = [
         ("was tight enough to preempt", |outcome| outcome.preemptions),
         ("moved a prompt to another flight", |outcome| outcome.regrouped),
         ("launched a shard again", |outcome| outcome.relaunches),
@@ -326,6 +364,8 @@ fn every_prompt_gets_exactly_its_completion() {
         ("had a node that took the place of another", |outcome| outcome.replaced),
         ("closed lanes because nobody came in time", |outcome| outcome.expired),
         ("had a node that left in order", |outcome| outcome.drained),
+        ("had a node that hung and was found", |outcome| outcome.found),
+        ("had two hosts at one place", |outcome| outcome.doubled),
     ];
     for (what, count) in counts {
         assert!(outcomes.iter().any(|outcome| count(outcome) > 0), "no seed {what}");
@@ -337,4 +377,15 @@ fn a_seed_replays_exactly() {
     let outcome = check(7);
     assert!(outcome.relaunches > 0 && outcome.stale > 0, "{outcome:?}");
     assert_eq!(outcome, check(7));
+}
+
+#[test]
+fn planted_bugs_are_found() {
+    for (name, bug) in PLANTED {
+        let fails = |seed: &u64| catch_unwind(|| check_with(*seed, Some(bug))).is_err();
+        let found = (0..1000).find(fails).unwrap_or_else(|| panic!("{name} was not found"));
+        println!("{name} was found: {}", command(found, Some(bug)));
+        assert!(fails(&found), "it replays");
+        check(found);
+    }
 }

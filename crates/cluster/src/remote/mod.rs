@@ -2,6 +2,7 @@
 
 mod node;
 mod places;
+mod watching;
 
 use crate::casting::Casting;
 use crate::complaints::{Complaints, words};
@@ -16,13 +17,16 @@ use crate::weights::serve_weights;
 use crate::wire;
 use glinthawk_flight::{Buffer, Kind, Message};
 use glinthawk_model::Tensor;
-use glinthawk_protocol::{Home, Launch, Place, Roster, ShardId};
+use glinthawk_protocol::{Held, Home, Launch, Place, Roster, ShardId, StepId, Watch};
 use node::{Accusation, Unsent};
 pub(crate) use node::{Linked, Node, Waiting};
 pub(crate) use places::OFFER_PATIENCE;
 use places::Vacancy;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
+
+/// Steps of a lane that a node may have: there are never as many flights.
+const HELD_MAX: usize = 4096;
 
 /// How long nodes have to say what they did.
 const REPORT_PATIENCE: Duration = Duration::from_secs(3);
@@ -57,6 +61,10 @@ pub struct RemoteFabric {
     has_failed: bool,
     happened: Vec<FabricEvent>,
     complaints: Complaints,
+    /// Finds nodes that do nothing.
+    watch: Watch,
+    /// When its clock began.
+    began: Instant,
 }
 
 /// What a node may say to the dispatcher.
@@ -67,6 +75,7 @@ enum Said {
     Fetch(Tensor, Option<(usize, usize)>),
     Ready,
     LinkLost(u64, String),
+    Answer(Vec<Held>),
     Awaiting(u64),
     Met(u64),
     Leaving,
@@ -107,6 +116,8 @@ impl RemoteFabric {
             has_failed: false,
             happened: Vec::new(),
             complaints: Complaints::new(),
+            watch: watching::watch(),
+            began: Instant::now(),
         }
     }
 
@@ -149,7 +160,10 @@ impl RemoteFabric {
                 self.overhear(peer, &message);
             }
             Event::Message { peer, message, .. } => match self.read(peer, &message) {
-                Ok(Said::Home(home)) => self.happened.push(FabricEvent::Home(home)),
+                Ok(Said::Home(home)) => {
+                    self.watch.home(home.step, self.now_ns());
+                    self.happened.push(FabricEvent::Home(home));
+                }
                 Ok(Said::Reports(reports)) => return Ok(Some((peer, reports))),
                 Ok(Said::Failed(reason)) => {
                     let name = self.nodes[&peer].name.clone();
@@ -164,6 +178,7 @@ impl RemoteFabric {
                 }
                 Ok(Said::Ready) => self.ready(peer),
                 Ok(Said::LinkLost(pass, reason)) => self.link_lost(peer, pass, reason),
+                Ok(Said::Answer(held)) => self.watch.answered(self.nodes[&peer].place, &held),
                 Ok(Said::Awaiting(pass)) => self.send_role(pass),
                 Ok(Said::Met(pass)) => self.met(pass),
                 Ok(Said::Leaving) => self.begin_leaving(peer),
@@ -211,6 +226,12 @@ impl RemoteFabric {
                 }
                 Some(_) => Err("news of a connection that is not its own".to_owned()),
             },
+            Control::Answer(lane, held) if held.len() <= HELD_MAX => {
+                let step = |(flight, epoch, layer)| {
+                    (StepId { shard: ShardId { flight, lane }, epoch }, layer)
+                };
+                Ok(Said::Answer(held.into_iter().map(step).collect()))
+            }
             Control::Awaiting(pass) if node.place.lane.is_none() => Ok(Said::Awaiting(pass)),
             Control::Met(pass) if node.place.lane.is_none() => Ok(Said::Met(pass)),
             Control::Leaving if node.leaves_by.is_none() => Ok(Said::Leaving),
@@ -281,6 +302,7 @@ impl Fabric for RemoteFabric {
             // It is launched again when the lane goes on, or the dispatcher hears that it is lost.
             return Ok(());
         }
+        self.watch.launch(launch.step, self.now_ns());
         let pipeline = self.casting.layout.pipeline_of(lane);
         let first = self.hosts[&Place { pipeline, slice: 0, lane: None }];
         sent(self.controller.send(first, wire::launch(&launch)))

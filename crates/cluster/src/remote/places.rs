@@ -93,8 +93,9 @@ impl RemoteFabric {
     }
 
     /// Tells the Tier-1 nodes of lanes to forget them.
-    fn close(&self, lanes: &[u32]) {
+    fn close(&mut self, lanes: &[u32]) {
         for &lane in lanes {
+            self.watch.forget(lane);
             let pipeline = self.casting.layout.pipeline_of(lane);
             let lost = Control::LaneLost(lane, self.roster.generation(lane));
             let tier1 = self.nodes.iter().filter(|(_, node)| node.place.lane.is_none());
@@ -164,6 +165,7 @@ impl RemoteFabric {
     /// Gives vacant places to workers that wait, and gives up waiting where nobody came in time.
     pub(super) fn look_after_places(&mut self) -> Result<(), ClusterError> {
         self.hurry_leaving();
+        self.look_for_idle_nodes();
         self.give_places()?;
         self.give_up_waiting()
     }

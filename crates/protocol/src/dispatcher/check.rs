@@ -3,6 +3,12 @@
 use super::Dispatcher;
 
 impl Dispatcher {
+    /// Takes a page of a lane and forgets it, as a bug would: a test sees that this is found.
+    #[doc(hidden)]
+    pub fn leak_page(&mut self, lane: u32) {
+        self.lanes[lane as usize].pages.take();
+    }
+
     /// Checks that every prompt waits or is seated, that every page has the holders it counts, and every slot one owner.
     ///
     /// # Panics

@@ -2,6 +2,7 @@
 
 use super::entry::{Entry, Seat};
 use super::need::{Need, Needs};
+use super::stragglers::USUAL;
 use super::{Dispatcher, DispatcherAction, ShardState, sharing};
 use crate::message::{Launch, Merge};
 use crate::prompt::PromptId;
@@ -160,6 +161,7 @@ impl Dispatcher {
                     && needs[lane].leave_room(wanted[lane], pages.total()));
             admits
                 && !self.lanes[lane].leaving
+                && self.is_in_time(shard.lane)
                 && shard.flight < flights
                 && manifest.rows < rows_max
                 && self.shards[shard].seated.len() < rows_max as usize
@@ -173,7 +175,10 @@ impl Dispatcher {
             // Pages that are shared are saved. Twice that decides where a prompt goes, so that those which begin alike
             // come together, until their lane is that much fuller than another.
             let lane = shard.lane as usize;
-            (needs[lane].pages_in_the_end() as i64 - 2 * i64::from(shared[lane]), rows)
+            // A slow lane with fewer pages is as full as another.
+            let slowness = self.slowness(shard.lane);
+            let pages = needs[lane].pages_in_the_end() * slowness / USUAL;
+            (pages as i64 - 2 * i64::from(shared[lane]), rows)
         })
         .map(|(&shard, _)| shard)
     }

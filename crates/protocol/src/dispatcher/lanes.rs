@@ -1,6 +1,7 @@
 //! Lanes that come and go while a job runs.
 
 use super::pages::PagePool;
+use super::stragglers::USUAL;
 use super::{Dispatcher, DispatcherAction, DispatcherConfig, Lane};
 use crate::prompt::{Finish, PromptId};
 use glinthawk_flight::StepId;
@@ -16,6 +17,7 @@ impl Lane {
             lost: false,
             leaving: false,
             step_ns: None,
+            slowness: USUAL,
             computing: HashMap::new(),
             promised: HashMap::new(),
         }

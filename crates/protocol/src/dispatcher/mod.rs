@@ -11,6 +11,7 @@ mod lanes;
 mod need;
 mod pages;
 mod sharing;
+mod stragglers;
 
 pub use config::{DispatcherConfig, LaneShape, OVERSUBSCRIPTION, lane_flights};
 pub use pages::lane_pages;
@@ -169,6 +170,8 @@ struct Lane {
     /// How long its steps take; `None` before the first came home. It falls at once and rises slowly, because steps in
     /// which prompts begin take longer than those that follow.
     step_ns: Option<u64>,
+    /// How many times as long its steps take as those of the others, in thousandths.
+    slowness: u64,
     /// Who computes the page with a hash.
     computing: HashMap<u64, PromptId>,
     /// How many of the lane's prompts have a page with a hash, or will.
@@ -348,6 +351,7 @@ impl Dispatcher {
         let before_ns = step_ns.unwrap_or(took_ns);
         let mean_ns = (before_ns * (STEPS_AVERAGED - 1) + took_ns) / STEPS_AVERAGED;
         *step_ns = Some(mean_ns.min(took_ns));
+        self.weigh(home.step.shard.lane);
         let sampled = aboard.iter().filter(|(_, _, sampled)| *sampled).count();
         assert_eq!(
             sampled,

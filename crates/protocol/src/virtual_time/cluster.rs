@@ -1,6 +1,8 @@
 //! Nodes, links and the event heap.
 
 mod faults;
+mod made;
+mod planted;
 
 use super::kernels::{Contexts, Values, Weights};
 use super::setting::{Costs, Failure, Garble, Mishap, SimulatedCluster, VirtualRun, Wire};
@@ -9,10 +11,10 @@ use crate::driver::{Driver, Outgoing, Started};
 use crate::message::{Attend, NodeAddress, Parcel};
 use crate::prompt::{Completion, Prompt, PromptId};
 use crate::roster::{Roster, RosterShape};
-use crate::tier1::Tier1Node;
-use crate::tier2::Tier2Node;
+use crate::watch::Watch;
 use faults::Follows;
 use glinthawk_flight::{ShardId, StepId};
+use made::{garbled, nodes};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
@@ -32,7 +34,7 @@ enum Event {
     Garbled(NodeAddress, u64, Attend, Garble),
     Computed(NodeAddress, u64, Started<Values>),
     /// A Tier-1 node has waited long enough for the rest of a flight.
-    Wakes(NodeAddress),
+    Wakes(NodeAddress, u64),
 }
 
 struct Cluster<'a, C> {
@@ -48,9 +50,20 @@ struct Cluster<'a, C> {
     dispatcher: Dispatcher,
     /// The nodes that live, each with a driver of its own.
     nodes: BTreeMap<NodeAddress, Node>,
+    /// Hosts that lost their place and do not know it, each with the hosts that know it: no later one does.
+    ousted: BTreeMap<(NodeAddress, u64), (Node, BTreeMap<NodeAddress, u64>)>,
+    /// Until when nodes are cut off.
+    cut_off: BTreeMap<NodeAddress, u64>,
     /// How many hosts each node had before.
     hosts: BTreeMap<NodeAddress, u64>,
     roster: Roster,
+    watch: Watch,
+    /// Nodes that hang and were not found yet, and when another host offers itself.
+    hanging: BTreeMap<NodeAddress, Option<u64>>,
+    /// Looks for them so far.
+    looks: u64,
+    /// The epochs of messages that are disguised as later ones.
+    disguised: Vec<u64>,
     /// The newest step of every shard.
     launched: BTreeMap<ShardId, StepId>,
     /// Nodes that are leaving, and when another host offers itself.
@@ -58,10 +71,12 @@ struct Cluster<'a, C> {
     counts: Counts,
     /// Tier-1 nodes that something happened to at this moment. A worker takes in everything that is
     /// there before it starts, so they start at the end of the moment.
-    stirred: BTreeSet<NodeAddress>,
+    stirred: BTreeSet<(NodeAddress, u64)>,
     /// The prompts' places, by the names that the dispatcher gave them.
     places: HashMap<PromptId, usize>,
     completions: BTreeMap<usize, Completion>,
+    /// How many prompts there are.
+    prompts: usize,
     watched: BTreeMap<usize, Vec<u32>>,
     stale: u64,
     refused: u64,
@@ -74,6 +89,8 @@ struct Counts {
     replaced: u64,
     expired: u64,
     drained: u64,
+    found: u64,
+    doubled: u64,
 }
 
 /// Runs prompts, each submitted at its time, until all are finished.
@@ -93,6 +110,8 @@ pub fn run<C: Costs>(
         links: HashMap::new(),
         dispatcher: Dispatcher::new(config.clone()),
         nodes: nodes(topology),
+        ousted: BTreeMap::new(),
+        cut_off: BTreeMap::new(),
         hosts: BTreeMap::new(),
         roster: Roster::hosted(RosterShape {
             pipelines: 1,
@@ -101,12 +120,17 @@ pub fn run<C: Costs>(
             tier1_attends: false,
             strands: 1,
         }),
+        watch: Watch::new(topology.patience_ns.clone()),
+        hanging: BTreeMap::new(),
+        looks: 0,
+        disguised: Vec::new(),
         launched: BTreeMap::new(),
         leaving: BTreeMap::new(),
         counts: Counts::default(),
         stirred: BTreeSet::new(),
         places: HashMap::new(),
         completions: BTreeMap::new(),
+        prompts: prompts.len(),
         watched: BTreeMap::new(),
         stale: 0,
         refused: 0,
@@ -119,32 +143,6 @@ pub fn run<C: Costs>(
         cluster.schedule(fault.at_ns, Event::Fault(number));
     }
     cluster.drive()
-}
-
-fn nodes(topology: &SimulatedCluster) -> BTreeMap<NodeAddress, Node> {
-    let config = &topology.dispatcher;
-    let mut nodes = BTreeMap::new();
-    let mut first_layer = 0;
-    for (slice, &layers) in topology.slice_layers.iter().enumerate() {
-        let works_max = topology.works_max;
-        let driver = |tier1, lanes| Driver { slice, tier1, lanes, attends_first: false, works_max };
-        let last = slice + 1 == topology.slice_layers.len();
-        let node = Tier1Node::new(layers, topology.tier1_rows_max, config.merge);
-        let weights = Weights { first_layer, layers, last, slab: HashMap::new() };
-        nodes.insert(NodeAddress::Tier1(slice), driver(Some((node, weights)), BTreeMap::new()));
-        for (lane, &pages) in (0..).zip(&config.lane_pages) {
-            let slots = config.lane_shape(lane).slots();
-            let page_positions = config.page_positions;
-            let store = vec![0; (layers * pages * page_positions) as usize];
-            let tables = vec![Vec::new(); slots as usize];
-            let contexts = Contexts { pages, page_positions, store, tables };
-            let node = Tier2Node::new(slots, pages, page_positions);
-            let lanes = BTreeMap::from([(lane, (node, contexts))]);
-            nodes.insert(NodeAddress::Tier2(slice, lane), driver(None, lanes));
-        }
-        first_layer += layers;
-    }
-    nodes
 }
 
 impl<C: Costs> Cluster<'_, C> {
@@ -168,7 +166,7 @@ impl<C: Costs> Cluster<'_, C> {
         let (occupied_ns, latency_ns) = self.costs.link_ns(link, rows);
         let free_ns = self.links.entry(link).or_default();
         *free_ns = (*free_ns).max(self.now_ns) + occupied_ns;
-        let arrival_ns = *free_ns + latency_ns;
+        let arrival_ns = (*free_ns + latency_ns).max(self.reached_ns(link));
         let host = self.host(to);
         let relaunch = Event::Dispatcher(DispatcherEvent::Relaunch(parcel.step()));
         match self.costs.mishap(link) {
@@ -194,10 +192,12 @@ impl<C: Costs> Cluster<'_, C> {
         self.hosts.get(&node).copied().unwrap_or(0)
     }
 
-    /// The node, if it still has this host.
+    /// The node as this host knows it, if it lives.
     fn at_host(&mut self, node: NodeAddress, host: u64) -> Option<&mut Node> {
-        let is_same = self.host(node) == host;
-        self.nodes.get_mut(&node).filter(|_| is_same)
+        match self.host(node) == host {
+            true => self.nodes.get_mut(&node),
+            false => self.ousted.get_mut(&(node, host)).map(|(node, _)| node),
+        }
     }
 
     fn drive(mut self) -> Result<VirtualRun, Failure> {
@@ -205,12 +205,15 @@ impl<C: Costs> Cluster<'_, C> {
         loop {
             let next = self.heap.peek();
             if next.is_none_or(|Reverse((time_ns, _))| *time_ns > self.now_ns) {
-                std::mem::take(&mut self.stirred).into_iter().for_each(|node| self.start(node));
+                for (node, host) in std::mem::take(&mut self.stirred) {
+                    self.start(node, host);
+                }
             }
             let Some(Reverse((time_ns, sequence))) = self.heap.pop() else { break };
             let event = self.events.remove(&sequence).expect("scheduled once");
-            if let Event::Wakes(node) = event
-                && self.nodes.get(&node).and_then(Driver::patient_until_ns) != Some(time_ns)
+            if let Event::Wakes(node, host) = event
+                && self.at_host(node, host).and_then(|node| node.patient_until_ns())
+                    != Some(time_ns)
             {
                 continue; // what it waited for came
             }
@@ -233,31 +236,41 @@ impl<C: Costs> Cluster<'_, C> {
             replaced: self.counts.replaced,
             expired: self.counts.expired,
             drained: self.counts.drained,
+            found: self.counts.found,
+            doubled: self.counts.doubled,
         })
     }
 
     fn handle(&mut self, event: Event) -> Result<(), Failure> {
         match event {
             Event::Submit(place, prompt) => {
-                let id = self.dispatcher.submit(prompt, self.now_ns).map_err(Failure::Rejected)?;
+                let id = self
+                    .dispatcher
+                    .submit(prompt, self.dispatcher_ns())
+                    .map_err(Failure::Rejected)?;
                 self.places.insert(id, place);
                 return self.dispatch(None);
             }
-            Event::Dispatcher(event) => return self.dispatch(Some(event)),
+            Event::Dispatcher(event) => {
+                self.plant_leak(&event);
+                return self.dispatch(Some(event));
+            }
             Event::Fault(number) => return self.fault(number),
             Event::Follows(what) => return self.follow(what),
             Event::Arrival(_, _, Parcel::Home(home)) => {
+                self.watch.home(home.step, self.now_ns);
                 return self.dispatch(Some(DispatcherEvent::Home(home)));
             }
             Event::Arrival(node, host, parcel) => {
+                let parcel = self.disguise(parcel);
                 let Some(driver) = self.at_host(node, host) else { return Ok(()) };
                 let news = driver.deliver(parcel);
                 let news = news.map_err(|error| Failure::Refused(error.to_string()))?;
                 self.stale += u64::from(!news);
-                self.stir(node);
+                self.stir(node, host);
             }
             Event::Garbled(node, host, attend, garble) => {
-                let garbled = self.garbled(attend, garble);
+                let garbled = garbled(&self.topology.dispatcher, attend, garble);
                 let Some(driver) = self.at_host(node, host) else { return Ok(()) };
                 match driver.deliver(Parcel::Attend(garbled, Values::new())) {
                     Ok(true) => return Err(Failure::Accepted(garble)),
@@ -270,32 +283,38 @@ impl<C: Costs> Cluster<'_, C> {
                 let Some(driver) = self.at_host(node, host) else { return Ok(()) };
                 let mut outbox = Vec::new();
                 let Ok(()) = driver.finish(work, now_ns, &mut outbox);
-                outbox.into_iter().for_each(|outgoing| self.send(outgoing));
-                self.stir(node);
+                for mut outgoing in outbox {
+                    self.unmask(&mut outgoing.parcel);
+                    if self.is_known(node, host, outgoing.to) {
+                        self.send(outgoing);
+                    }
+                }
+                self.stir(node, host);
             }
-            Event::Wakes(node) => self.stir(node),
+            Event::Wakes(node, host) => self.stir(node, host),
         }
         Ok(())
     }
 
-    fn stir(&mut self, node: NodeAddress) {
+    fn stir(&mut self, node: NodeAddress, host: u64) {
         match node {
-            NodeAddress::Tier1(_) => _ = self.stirred.insert(node),
-            _ => self.start(node),
+            NodeAddress::Tier1(_) => _ = self.stirred.insert((node, host)),
+            _ => self.start(node, host),
         }
     }
 
     /// Starts what a node has ready. The values are there at once, as in a worker that hears nothing
     /// while its kernels run; what follows from them comes when the time is over.
-    fn start(&mut self, node: NodeAddress) {
+    fn start(&mut self, node: NodeAddress, host: u64) {
+        let now_ns = self.now_ns;
         // It may have died since something happened to it.
-        let Some(driver) = self.nodes.get_mut(&node) else { return };
-        let Ok(work) = driver.start(self.now_ns);
+        let Some(driver) = self.at_host(node, host) else { return };
+        let Ok(work) = driver.start(now_ns);
         let patient_until_ns = driver.patient_until_ns();
         let Some(work) = work else {
             if let Some(until_ns) = patient_until_ns {
                 self.waits += 1;
-                self.schedule(until_ns, Event::Wakes(node));
+                self.schedule(until_ns, Event::Wakes(node, host));
             }
             return;
         };
@@ -308,26 +327,8 @@ impl<C: Costs> Cluster<'_, C> {
             }
             _ => unreachable!("a node has the work of its tier"),
         };
-        let host = self.host(node);
         self.schedule(self.now_ns + cost_ns, Event::Computed(node, host, work));
-        self.start(node);
-    }
-
-    /// The same rows, so that they make no sense to their node.
-    fn garbled(&self, mut attend: Attend, garble: Garble) -> Attend {
-        let config = &self.topology.dispatcher;
-        let pages = config.lane_pages[attend.step.shard.lane as usize];
-        let last = attend.rows.last_mut().expect("a step has rows");
-        match garble {
-            Garble::Slot => last.slot += config.lane_shape(attend.step.shard.lane).slots(),
-            Garble::Page => last.page += pages,
-            Garble::Position => last.position += pages * config.page_positions,
-            Garble::Order => {
-                let last = *last;
-                attend.rows.push(last);
-            }
-        }
-        attend
+        self.start(node, host);
     }
 
     fn dispatch(&mut self, event: Option<DispatcherEvent>) -> Result<(), Failure> {
@@ -335,7 +336,7 @@ impl<C: Costs> Cluster<'_, C> {
         let mut actions = Vec::new();
         // A watcher's stop comes before the next launch, as it does in a job.
         while let Some(event) = events.pop() {
-            self.dispatcher.on(event, self.now_ns, &mut actions);
+            self.dispatcher.on(event, self.dispatcher_ns(), &mut actions);
             for action in std::mem::take(&mut actions) {
                 self.act(action, &mut events)?;
             }
@@ -358,13 +359,16 @@ impl<C: Costs> Cluster<'_, C> {
                 if !self.roster.is_open(step.shard.lane) {
                     return Ok(()); // it is launched again when the lane goes on
                 }
+                self.watch.launch(step, self.now_ns);
                 let parcel = Parcel::Launch(launch, Values::new());
                 self.send(Outgoing { to: NodeAddress::Tier1(0), rows, parcel });
             }
             DispatcherAction::Finish(completion) => {
-                let id = completion.id;
-                if self.completions.insert(self.places[&id], completion).is_some() {
-                    return Err(Failure::Twice(id));
+                for completion in self.retired(completion) {
+                    let id = completion.id;
+                    if self.completions.insert(self.places[&id], completion).is_some() {
+                        return Err(Failure::Twice(id));
+                    }
                 }
             }
             DispatcherAction::Token(id, generated) => {

@@ -11,5 +11,6 @@ mod setting;
 
 pub use cluster::run;
 pub use setting::{
-    Costs, Failure, Fault, FaultKind, Garble, Mishap, SimulatedCluster, Stop, VirtualRun, Wire,
+    Costs, Failure, Fault, FaultKind, Garble, Mishap, Planted, SimulatedCluster, Stop, VirtualRun,
+    Wire,
 };

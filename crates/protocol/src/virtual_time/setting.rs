@@ -7,6 +7,7 @@ use crate::prompt::{Completion, PromptId};
 use crate::tier1::Stage;
 use glinthawk_flight::Row;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 /// The simulated cluster's shape.
 #[derive(Clone, Debug)]
@@ -25,6 +26,23 @@ pub struct SimulatedCluster {
     pub load_ns: u64,
     /// How long a pipeline waits for a missing Tier-1 node before its lanes are closed.
     pub replace_within_ns: u64,
+    /// How long a step may take, at least and at most, before nodes are asked for it.
+    pub patience_ns: RangeInclusive<u64>,
+    /// A bug to be found.
+    pub planted: Option<Planted>,
+}
+
+/// A bug that the simulation makes, to see that it is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// Tier-2 nodes take what is left of abandoned steps and lost lanes.
+    EpochsUnchecked,
+    /// Once a lane was lost, prompts are retired twice.
+    RetiredTwice,
+    /// A step that is launched again leaks a page.
+    PageLeaked,
+    /// The dispatcher has no clock, so that it cannot tell which lanes are slow.
+    NoClock,
 }
 
 /// Something happens to a node. It is there again later, with nothing of what it knew.
@@ -46,6 +64,16 @@ pub enum FaultKind {
     /// It dies: it takes and sends nothing any more. What it had sent still arrives.
     Dies {
         /// How much later the others know of it.
+        noticed_ns: u64,
+    },
+    /// It does nothing any more, but lives: nobody is told. What it had sent still arrives.
+    Hangs,
+    /// It is cut off for a while: what it sends and what it is sent arrives when that is over. If the others give it up
+    /// before, two hosts have its place: it does not know, and goes on.
+    CutOff {
+        /// That while.
+        for_ns: u64,
+        /// When the others give it up.
         noticed_ns: u64,
     },
     /// A Tier-2 node is asked to leave. It goes when its contexts have ended, or after a time.
@@ -157,6 +185,10 @@ pub struct VirtualRun {
     pub expired: u64,
     /// How often a node left with no context left.
     pub drained: u64,
+    /// How often a node was found that hung.
+    pub found: u64,
+    /// How often a node lived on when its place was given away.
+    pub doubled: u64,
 }
 
 /// Why a run is wrong.
