@@ -13,10 +13,16 @@ const SUMS: usize = 4;
 unsafe fn sum_of_squares<S: Simd>(values: *const f32, width: usize) -> f32 {
     // SAFETY: `width` values lie there, as promised by the caller.
     unsafe {
+        // All sums in turn: a sum that was chosen by its number would not stay in a register.
         let mut sums = [S::splat(0.0); SUMS];
-        for (index, start) in (0..width).step_by(SIMD_WIDTH).enumerate() {
-            let value = S::load(values.add(start));
-            sums[index % SUMS] = value.multiply_add(value, sums[index % SUMS]);
+        for start in (0..width).step_by(SUMS * SIMD_WIDTH) {
+            for (index, sum) in sums.iter_mut().enumerate() {
+                let start = start + index * SIMD_WIDTH;
+                if start < width {
+                    let value = S::load(values.add(start));
+                    *sum = value.multiply_add(value, *sum);
+                }
+            }
         }
         sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum()
     }

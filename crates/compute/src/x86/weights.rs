@@ -18,6 +18,9 @@ use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+/// How many rows before it is normed a row is fetched.
+const ROWS_AHEAD: usize = 4;
+
 struct Layer {
     vectors: LayerVectors,
     qkv: Panels,
@@ -152,6 +155,9 @@ impl X86Weights {
         let (slab, stride, isa, rows) = (&*self.slab, self.stride, self.multiplier.isa, &self.rows);
         let (width, epsilon) = (self.config.hidden, self.config.norm_eps);
         share_rows(&self.threads, rows.len(), |row| {
+            if let Some(&row) = rows.get(row + ROWS_AHEAD) {
+                fetch(&slab[row * stride..][..stride]);
+            }
             let values = &slab[rows[row] * stride..][..stride];
             // SAFETY: `load` was asked for an instruction set that is there; each row is one thread's.
             unsafe {

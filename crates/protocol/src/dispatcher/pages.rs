@@ -5,7 +5,8 @@
 //! more it is kept until its memory is wanted, least recently held first.
 //!
 //! Memory that was never written is not wanted lightly: the system has to find and clear it, and it is in no cache. So
-//! once [`KEPT_PER_HELD`] times as many pages are kept as are held, a kept page is written again before an untouched one.
+//! once more pages are kept for nothing so far than are held at all, the oldest of them is written again before an
+//! untouched one. A page that a second prompt has found stays.
 
 use glinthawk_flight::pages_for;
 use std::collections::{BTreeMap, HashMap};
@@ -21,9 +22,6 @@ pub fn lane_pages(held: u64, context_max: u32, slots: u64, page_positions: u32) 
 /// What leads to a context's first page.
 pub(super) const BEGINNING: u64 = 0;
 
-/// Pages that are kept for each that somebody holds, before untouched ones are taken.
-const KEPT_PER_HELD: u32 = 3;
-
 /// A page's tokens and what leads to them.
 struct Published {
     /// The name by which following pages know this one; never given twice.
@@ -38,6 +36,8 @@ struct Published {
 struct Page {
     holders: u32,
     published: Option<Published>,
+    /// Whether a second prompt has found it.
+    found: bool,
     /// When its last holder let it go.
     idle_since: u64,
 }
@@ -51,6 +51,8 @@ pub(super) struct PagePool {
     untouched: u32,
     /// Published pages that nobody holds, by the time since when.
     idle: BTreeMap<u64, u32>,
+    /// Those of them that no second prompt has found.
+    idle_unfound: BTreeMap<u64, u32>,
     /// Published pages by the hash of their tokens and all before them.
     by_hash: HashMap<u64, u32>,
     /// Counts names and moments.
@@ -65,6 +67,7 @@ impl PagePool {
             free: (0..total).rev().collect(),
             untouched: total,
             idle: BTreeMap::new(),
+            idle_unfound: BTreeMap::new(),
             by_hash: HashMap::new(),
             counter: BEGINNING,
             published_held: 0,
@@ -108,20 +111,24 @@ impl PagePool {
     /// A page to write on.
     pub(super) fn take(&mut self) -> Option<u32> {
         let only_untouched = self.free.len() == self.untouched as usize;
-        let many_are_kept = self.idle.len() as u32 > KEPT_PER_HELD * self.used();
-        let page = match self.free.pop_if(|_| !(only_untouched && many_are_kept)) {
+        let kept_for_nothing = self.idle_unfound.len() as u32 > self.used();
+        let page = match self.free.pop_if(|_| !(only_untouched && kept_for_nothing)) {
             Some(page) => {
                 self.untouched -= u32::from(only_untouched);
                 page
             }
             None => {
-                let (_, page) = self.idle.pop_first()?;
+                let kept = if self.free.is_empty() { &self.idle } else { &self.idle_unfound };
+                let (&since, &page) = kept.first_key_value()?;
+                self.idle.remove(&since);
+                self.idle_unfound.remove(&since);
                 let published = self.pages[page as usize].published.take();
                 let published = published.expect("only published pages are kept");
                 self.by_hash.remove(&published.hash);
                 page
             }
         };
+        self.pages[page as usize].found = false;
         self.pages[page as usize].holders = 1;
         Some(page)
     }
@@ -144,8 +151,10 @@ impl PagePool {
         let state = &mut self.pages[page as usize];
         assert!(state.published.is_some(), "page {page} is written by its holder");
         state.holders += 1;
+        state.found = true;
         if state.holders == 1 {
             let idle = self.idle.remove(&state.idle_since);
+            self.idle_unfound.remove(&state.idle_since);
             assert_eq!(idle, Some(page), "what nobody holds is idle");
             self.published_held += 1;
         }
@@ -191,6 +200,9 @@ impl PagePool {
                 state.idle_since = now;
                 self.published_held -= 1;
                 self.idle.insert(now, page);
+                if !state.found {
+                    self.idle_unfound.insert(now, page);
+                }
             } else {
                 self.free.push(page);
             }
@@ -224,18 +236,27 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_never_written_is_taken_last_if_many_pages_are_kept() {
+    fn memory_that_was_never_written_is_taken_last_if_pages_are_kept_for_nothing() {
         let mut pool = PagePool::new(100);
         let held = pool.take().unwrap();
+        let mut most = held;
         for number in 1..50 {
             let page = pool.take().unwrap();
-            let most = held + KEPT_PER_HELD + 2;
-            assert!(page <= most, "page {page} for prompt {number}");
+            most = most.max(page);
             pool.publish(page, number, BEGINNING, &[1]);
+            if number == 7 {
+                pool.hold(page);
+                pool.give(vec![page]);
+            }
             pool.give(vec![page]);
         }
+        assert_eq!(most, held + 3, "two in turn, and the one that was found");
         let kept = (1..50).filter(|hash| pool.has(*hash));
-        assert_eq!(kept.collect::<Vec<_>>(), [46, 47, 48, 49], "those that were held last");
+        assert_eq!(
+            kept.collect::<Vec<_>>(),
+            [7, 48, 49],
+            "the last two, and the one that was found"
+        );
     }
 
     #[test]
