@@ -10,8 +10,11 @@ use glinthawk_protocol::{
     Back, Completion, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Finish,
     Generated, Home, Launch, Prompt, PromptId, PromptStanding, Rejection, StepId,
 };
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
+
+/// How long a lane is slow before somebody is told.
+const SLOW_FOR: Duration = Duration::from_secs(10);
 
 /// What an engine reports.
 #[derive(Debug)]
@@ -56,8 +59,8 @@ pub struct Engine {
     replaced: u64,
     /// Completions that ended before they were as long as they might be.
     ended: u64,
-    /// Lanes that were called slow.
-    slow_lanes: BTreeSet<u32>,
+    /// Lanes that are slow: since when, until it was said.
+    slow_lanes: BTreeMap<u32, Option<Instant>>,
 }
 
 impl Engine {
@@ -86,7 +89,7 @@ impl Engine {
             failures: 0,
             replaced: 0,
             ended: 0,
-            slow_lanes: BTreeSet::new(),
+            slow_lanes: BTreeMap::new(),
         }
     }
 
@@ -175,8 +178,11 @@ impl Engine {
     }
 
     fn tell_of_slow_lanes(&mut self) {
-        for lane in self.dispatcher.lanes_slow() {
-            if self.slow_lanes.insert(lane) {
+        let slow: BTreeSet<u32> = self.dispatcher.lanes_slow().collect();
+        self.slow_lanes.retain(|lane, _| slow.contains(lane));
+        for lane in slow {
+            let since = self.slow_lanes.entry(lane).or_insert_with(|| Some(Instant::now()));
+            if since.take_if(|since| since.elapsed() >= SLOW_FOR).is_some() {
                 tracing::warn!("the nodes of lane {lane} are slow: it gets fewer contexts");
             }
         }

@@ -309,6 +309,7 @@ impl Layout {
             context_max: self.context_max,
             oversubscription: OVERSUBSCRIPTION,
             merge: self.merge(),
+            nodes_apart: self.tier2 > 0 || self.pipelines > 1,
             run_ahead: false,
             sharing: self.sharing,
         }

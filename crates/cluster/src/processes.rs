@@ -51,10 +51,16 @@ impl Worker {
 
     /// Starts a worker again that has failed, or was asked to leave.
     fn revive(&mut self) -> Result<(), ClusterError> {
-        if self.restarts < RESTARTS_MAX && self.ended()?.is_some() {
-            self.restarts += 1;
-            self.child = spawn(&self.name, &mut self.command)?;
+        if self.restarts > RESTARTS_MAX || self.ended()?.is_none() {
+            return Ok(());
         }
+        self.restarts += 1;
+        if self.restarts > RESTARTS_MAX {
+            let worker = &self.name;
+            tracing::warn!(worker, "was started again {RESTARTS_MAX} times, and is not any more");
+            return Ok(());
+        }
+        self.child = spawn(&self.name, &mut self.command)?;
         Ok(())
     }
 }

@@ -38,6 +38,7 @@ over_tcp_and_tls! {
     an_address_where_nobody_listens_is_unreachable,
     the_smaller_limits_hold_for_both,
     idle_nodes_keep_hearing_each_other,
+    a_node_that_was_stopped_loses_nobody,
     back_pressure_bounds_both_sides,
     delay_pipelines_over_a_real_socket,
     bandwidth_queues_over_a_real_socket,
@@ -203,6 +204,27 @@ fn idle_nodes_keep_hearing_each_other(config: MakeConfig) {
         assert!(near.recv(Duration::from_millis(5)).is_none());
     }
     assert!(far.recv(Duration::ZERO).is_none());
+}
+
+/// The network thread is stopped for longer than a peer may be silent.
+fn a_node_that_was_stopped_loses_nobody(config: MakeConfig) {
+    let silence = Duration::from_secs(1);
+    let mut stopped = config("near");
+    stopped.timing = Timing { silence, ..Timing::default() };
+    let mut lively = config("far");
+    lively.timing = Timing { heartbeat: Duration::from_millis(50), ..Timing::default() };
+    let ((near, _), (far, near_peer)) = pair(stopped, lively);
+    near.sort(1, move |message| {
+        if flight_of(message) == 1 {
+            std::thread::sleep(3 * silence);
+        }
+        0
+    });
+    for flight in [1, 2] {
+        far.send(near_peer, attended(flight, 8)).unwrap();
+        assert_eq!(flight_of(&next_message(&near).1), flight);
+    }
+    assert!(near.recv(silence / 2).is_none());
 }
 
 /// A receiver that dawdles holds the sender back; neither side holds more than its bounds.

@@ -87,6 +87,7 @@ fn protocol_seconds(configuration: &Configuration, steps: u32) -> f64 {
             context_max: steps + 1,
             oversubscription: 1.0,
             merge: Merge::Ready,
+            nodes_apart: true,
             run_ahead: false,
             sharing: false,
         },

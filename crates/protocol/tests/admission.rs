@@ -85,6 +85,7 @@ fn cluster(lane_pages: Vec<u32>, own_lane: Option<LaneShape>) -> SimulatedCluste
             context_max: 256,
             oversubscription: 3.0,
             merge: Merge::Ready,
+            nodes_apart: true,
             run_ahead: false,
             sharing: false,
         },

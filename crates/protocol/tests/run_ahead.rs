@@ -142,6 +142,7 @@ fn scenario(seed: u64) -> (DispatcherConfig, Vec<(usize, Prompt)>) {
         oversubscription: random.within(1, 8) as f32,
         merge: Merge::Ready,
         page_positions: PAGE,
+        nodes_apart: false,
         run_ahead: false,
         sharing: false,
     };
@@ -211,6 +212,7 @@ fn a_step_is_launched_ahead_of_every_token_but_the_first() {
         oversubscription: 1.0,
         merge: Merge::Ready,
         page_positions: PAGE,
+        nodes_apart: false,
         run_ahead: true,
         sharing: true,
     };

@@ -117,6 +117,7 @@ fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
             context_max,
             oversubscription: random.within(1, 8) as f32,
             merge: if random.within(0, 3) == 0 { Merge::WholeFlights } else { Merge::Ready },
+            nodes_apart: true,
             run_ahead: false,
             sharing: random.within(0, 3) > 0,
         },

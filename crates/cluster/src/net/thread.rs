@@ -316,9 +316,15 @@ impl NetThread {
     /// unfinished handshakes.
     fn keep_house(&mut self, now: Instant) {
         let timing = self.config.timing;
+        let late = now.saturating_duration_since(self.housekeeping_at);
         let shortest = timing.heartbeat.min(timing.silence).min(timing.stall).min(timing.handshake);
         self.housekeeping_at = now + (shortest / 4).max(Duration::from_millis(1));
         self.reception.keep_house(now);
+        if late >= timing.silence / 2 {
+            // This process was stopped, or its machine was. Who was not heard meanwhile may have said much.
+            self.connections.values_mut().for_each(|connection| connection.heard_at = now);
+            return;
+        }
         let mut lost = Vec::new();
         for (peer, connection) in &self.connections {
             let unheard = now.saturating_duration_since(connection.heard_at);

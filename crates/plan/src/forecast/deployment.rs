@@ -113,6 +113,7 @@ impl Deployment {
             context_max: self.context_max,
             oversubscription: OVERSUBSCRIPTION,
             merge: self.merge(),
+            nodes_apart: self.tier2 > 0,
             run_ahead: false,
             sharing,
         }

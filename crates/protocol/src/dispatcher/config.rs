@@ -59,6 +59,8 @@ pub struct DispatcherConfig {
     pub merge: Merge,
     /// Whether prompts that begin with the same tokens share the pages of those.
     pub sharing: bool,
+    /// Whether lanes are on nodes of their own, one of which may be persistently slower than the others.
+    pub nodes_apart: bool,
     /// Whether a shard's next step is launched while one is in the air. Its rows then have tokens that only the nodes
     /// know ([`TOKEN_PENDING`]), and steps come home in the order of their launches, each of them.
     pub run_ahead: bool,

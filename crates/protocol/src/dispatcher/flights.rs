@@ -94,6 +94,7 @@ mod tests {
             oversubscription: 1.0,
             merge: Merge::Ready,
             sharing: false,
+            nodes_apart: true,
             run_ahead: false,
         });
         for _ in 0..prompts {

@@ -45,7 +45,8 @@ impl Dispatcher {
     /// for few as for many. So a lane with fewer contexts is at least as slow as its steps, and at most as slow as its
     /// contexts.
     pub(super) fn weigh(&mut self, lane: u32) {
-        let usual = self.usual(lane).filter(|_| !self.config.is_filled_first(lane));
+        let is_compared = self.config.nodes_apart && !self.config.is_filled_first(lane);
+        let usual = self.usual(lane).filter(|_| is_compared);
         let slots = self.config.lane_shape(lane).slots();
         let state = &mut self.lanes[lane as usize];
         let (Some((usual_ns, contexts)), Some(own_ns)) = (usual, state.step_ns) else { return };
