@@ -174,7 +174,7 @@ impl Processes {
     /// Fails if a worker has ended and is not started again.
     pub fn check(&self) -> Result<(), ClusterError> {
         for worker in self.workers().iter_mut() {
-            let is_final = !self.restarting || worker.restarts == RESTARTS_MAX;
+            let is_final = !self.restarting || worker.restarts >= RESTARTS_MAX;
             if let Some(status) = worker.ended()?
                 && is_final
             {
