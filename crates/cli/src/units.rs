@@ -15,7 +15,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
         "t" | "tib" => 1 << 40,
-        _ => return Err(format!("unknown unit \"{unit}\": use B, KiB, MiB, GiB, KB, MB or GB")),
+        _ => return Err(unknown(text, unit, "B, KiB, MiB, GiB, KB, MB or GB")),
     };
     scaled(number, factor).ok_or_else(|| format!("{text} is not a size this machine could have"))
 }
@@ -52,14 +52,16 @@ pub fn parse_temperature(text: &str) -> Result<f32, String> {
     value.ok_or_else(|| "must be a number from 0 to 2".to_owned())
 }
 
-/// Parses a duration such as `20ms`, `1.5s` or `250us`.
+/// Parses a duration such as `20ms`, `1.5s`, `250us` or `5min`.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text)?;
     let seconds = match unit.to_ascii_lowercase().as_str() {
         "us" | "µs" => number / 1e6,
         "ms" => number / 1e3,
         "s" => number,
-        _ => return Err(format!("unknown unit \"{unit}\": use us, ms or s")),
+        "min" => number * 60.0,
+        "h" => number * 3600.0,
+        _ => return Err(unknown(text, unit, "us, ms, s, min or h")),
     };
     Duration::try_from_secs_f64(seconds).map_err(|_| format!("{text} is too long"))
 }
@@ -75,7 +77,7 @@ pub fn parse_rate(text: &str) -> Result<u64, String> {
         "kb" => 1_000,
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
-        _ => return Err(format!("unknown unit \"{unit}\": use kbit, mbit, gbit, KB, MB or GB")),
+        _ => return Err(unknown(text, &unit, "kbit, mbit, gbit, KB, MB or GB")),
     };
     scaled(number, factor).ok_or_else(|| format!("{text} is not a rate a link could have"))
 }
@@ -85,6 +87,13 @@ fn split(text: &str) -> Result<(f64, &str), String> {
     let (number, unit) = text.split_at(end);
     let number = number.parse().map_err(|_| format!("\"{text}\" does not begin with a number"))?;
     Ok((number, unit.trim()))
+}
+
+fn unknown(text: &str, unit: &str, units: &str) -> String {
+    match unit {
+        "" => format!("{text} has no unit: use {units}"),
+        _ => format!("unknown unit \"{unit}\": use {units}"),
+    }
 }
 
 fn scaled(number: f64, factor: u64) -> Option<u64> {
@@ -182,12 +191,15 @@ mod tests {
         assert_eq!(parse_duration("20ms"), Ok(Duration::from_millis(20)));
         assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(parse_duration("250us"), Ok(Duration::from_micros(250)));
+        assert_eq!(parse_duration("2 min"), Ok(Duration::from_secs(120)));
+        assert_eq!(parse_duration("1h"), Ok(Duration::from_secs(3600)));
         assert_eq!(parse_rate("1gbit"), Ok(125_000_000));
         assert_eq!(parse_rate("200Mbit/s"), Ok(25_000_000));
         assert_eq!(parse_rate("50MB"), Ok(50_000_000));
         for text in ["20", "ms", "5 years"] {
             assert!(parse_duration(text).is_err() && parse_rate(text).is_err(), "{text}");
         }
+        assert_eq!(parse_duration("5"), Err("5 has no unit: use us, ms, s, min or h".to_owned()));
     }
 
     #[test]

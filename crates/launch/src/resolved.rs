@@ -138,7 +138,7 @@ impl Resolved {
             shares_cores: placement.shares_cores,
             uses_tier2: placement.uses_tier2,
             memory_bytes,
-            own_batch: specification.batch.unwrap_or(GPU_NODE_BATCH),
+            own_batch: specification.batch.unwrap_or(0).max(GPU_NODE_BATCH),
             memory_wanted_bytes: wanted,
             flights_wanted: specification.flights.is_some(),
             topology: topology.clone(),

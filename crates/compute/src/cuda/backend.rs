@@ -6,7 +6,7 @@ use super::activations::{CudaBuffer, CudaMark, Travel};
 use super::device::{CudaDevice, Half};
 use super::layers::Layers;
 use super::module::Module;
-use super::pages::Pages;
+use super::pages::{Cuts, Pages};
 use super::picked::Picker;
 use super::staged::Staged;
 use super::weights::{address, allocate};
@@ -122,6 +122,8 @@ impl Backend for CudaBackend {
             pages,
             changed: Vec::new(),
             rows: Vec::new(),
+            cuts: None,
+            spare: Vec::new(),
         })
     }
 
@@ -329,8 +331,11 @@ pub struct CudaContext {
     staged: Staged,
     /// Slots and numbers of pages that were bound anew.
     changed: Vec<(u32, usize)>,
-    /// Of the last batch, so that nothing is allocated for the next.
+    /// The last batch, and where the device has it: every layer attends the same rows.
     rows: Vec<Row>,
+    cuts: Option<Cuts>,
+    /// Of the batch before, so that nothing is allocated for the next.
+    spare: Vec<Row>,
 }
 
 impl CudaContext {
@@ -338,6 +343,22 @@ impl CudaContext {
     fn row(&mut self, slot: u32, position: u32) -> Row {
         let page = self.pages.known().page(slot, position as usize / PAGE);
         Row { slot, position, page, token: 0 }
+    }
+
+    /// Sends rows and how their attention is cut up, and enters pages that were bound anew.
+    fn stage(&mut self, rows: &[Row]) -> Result<Cuts, ComputeError> {
+        let bound = self.changed.len();
+        self.staged.begin(self.pages.words_max() + ROW_WORDS * bound)?;
+        let cuts = self.pages.stage(rows, &mut self.staged)?;
+        let known = self.pages.known();
+        let words = |(slot, number): (u32, usize)| {
+            [slot, (number * PAGE) as u32, known.page(slot, number), 0]
+        };
+        let changed: Vec<u32> = self.changed.drain(..).flat_map(words).collect();
+        let changed = self.staged.place(changed)?;
+        self.staged.send()?;
+        self.pages.bind(changed, bound)?;
+        Ok(cuts)
     }
 }
 
@@ -364,24 +385,19 @@ impl ContextKernels for CudaContext {
         if rows.is_empty() {
             return Ok(());
         }
-        let mut batch = std::mem::take(&mut self.rows);
+        let mut batch = std::mem::take(&mut self.spare);
         batch.clear();
         batch.extend(rows.iter().map(|row| self.row(row.slot, row.position)));
-        let bound = self.changed.len();
-        self.staged.begin(self.pages.words_max() + ROW_WORDS * bound)?;
-        let cuts = self.pages.stage(&batch, &mut self.staged)?;
-        let known = self.pages.known();
-        let words = |(slot, number): (u32, usize)| {
-            [slot, (number * PAGE) as u32, known.page(slot, number), 0]
+        let known = self.changed.is_empty() && batch == self.rows;
+        let cuts = match self.cuts.take().filter(|_| known) {
+            Some(cuts) => cuts,
+            None => self.stage(&batch)?,
         };
-        let changed: Vec<u32> = self.changed.drain(..).flat_map(words).collect();
-        let changed = self.staged.place(changed)?;
-        self.staged.send()?;
-        self.pages.bind(changed, bound)?;
         let at = |buffer: &CudaBuffer| address(&buffer.memory, &self.device);
         self.pages.append(layer, &cuts, batch.len(), at(qkv))?;
         self.pages.attend(layer, &cuts, at(attended))?;
-        self.rows = batch;
+        self.cuts = Some(cuts);
+        self.spare = std::mem::replace(&mut self.rows, batch);
         Ok(())
     }
 }

@@ -33,7 +33,8 @@ const WARP: u32 = 32;
 const NORM_THREADS: u32 = 256;
 const ROTATE_THREADS: u32 = 128;
 const ARGMAX_THREADS: u32 = 512;
-const SAMPLE_THREADS: u32 = 1024;
+const SAMPLE_THREADS: u32 = 512;
+const REPORT_THREADS: u32 = 1024;
 const COMBINE_THREADS: u32 = 256;
 /// Threads that keep a token each.
 pub(super) const KEEP_THREADS: u32 = 256;
@@ -177,7 +178,7 @@ impl Module {
             activate: kernel("activate", ACTIVATE_THREADS, 0)?,
             argmax: kernel("argmax", ARGMAX_THREADS, 0)?,
             sample: kernel("sample", SAMPLE_THREADS, 0)?,
-            report: kernel("report", SAMPLE_THREADS, 0)?,
+            report: kernel("report", REPORT_THREADS, 0)?,
             keep_tokens: kernel("keep_tokens", KEEP_THREADS, 0)?,
             attend_many: kernel("attend_many", many_warps as u32 * WARP, many_bytes)?,
             attend_shared: kernel("attend_shared", many_warps as u32 * WARP, many_bytes)?,

@@ -4,12 +4,16 @@
 // Weights are summed as integers (WEIGHT_ONE is 1), so that sums do not depend on the order in which threads add.
 // A threshold that keeps the likeliest tokens is found digit by digit, over keys that order as the logits do.
 
-#define SAMPLE_THREADS 1024
+#define SAMPLE_THREADS 512
+#define SAMPLE_WARPS (SAMPLE_THREADS / WARP)
+#define SAMPLE_BLOCKS 2 // on a multiprocessor: one reads while the other searches
+#define REPORT_THREADS 1024
 #define DIGITS 256
 #define BINS SAMPLE_THREADS // each thread sums one
 #define WEIGHT_BITS 40
 #define WEIGHT_ONE 1099511627776.0f // 2^WEIGHT_BITS: all weights of a vocabulary add up to less than 2^64
-#define LISTED_MAX 4096
+#define LISTED_MAX 8192
+#define LOADS 8 // of a thread at once
 #define ALL 0xffffffffu
 #define IMPOSSIBLE (-INFINITE)
 
@@ -30,8 +34,8 @@ struct Pick {
 struct Shared {
     u32 low[BINS], high[BINS]; // sums of 64 bits
     u32 keys[LISTED_MAX];
-    u64 totals[WARP], before;
-    u32 equals[WARP], listed, chosen, token;
+    u64 totals[SAMPLE_WARPS], before;
+    u32 equals[SAMPLE_WARPS], listed, chosen, token;
     float value;
 };
 
@@ -60,19 +64,39 @@ __device__ __forceinline__ u64 weight_of(float logit, float most, float scale) {
     return (u64)(exp2_fast((logit - most) * scale) * WEIGHT_ONE);
 }
 
+// Loads every STEP-th logit from `first` on. Those beyond the end are impossible. Many are on their way at once, because
+// each is a long way from here.
+template <u32 STEP>
+__device__ __forceinline__ void load(const float* row, u32 first, u32 end, float (&logits)[LOADS]) {
+#pragma unroll
+    for (u32 i = 0; i < LOADS; i++) logits[i] = first + i * STEP < end ? row[first + i * STEP] : IMPOSSIBLE;
+#pragma unroll
+    for (u32 i = 0; i < LOADS; i++) logits[i] = clean(logits[i]);
+}
+
+// Has a block's threads use all logits of a row.
+template <int THREADS, typename Use>
+__device__ __forceinline__ void each(const float* row, Use&& use) {
+    for (u32 first = threadIdx.x; first < VOCAB; first += LOADS * THREADS) {
+        float logits[LOADS];
+        load<THREADS>(row, first, VOCAB, logits);
+#pragma unroll
+        for (u32 i = 0; i < LOADS; i++) use(logits[i]);
+    }
+}
+
 // The largest logit of a row, in every thread.
+template <int THREADS>
 __device__ __forceinline__ float largest(const float* row) {
-    __shared__ float maxima[WARP];
+    __shared__ float maxima[THREADS / WARP];
     float most = IMPOSSIBLE;
-#pragma unroll 8
-    for (u32 i = threadIdx.x; i < VOCAB; i += SAMPLE_THREADS) most = fmaxf(most, clean(row[i]));
+    each<THREADS>(row, [&](float logit) { most = fmaxf(most, logit); });
 #pragma unroll
     for (int step = WARP / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
     if (threadIdx.x % WARP == 0) maxima[threadIdx.x / WARP] = most;
     __syncthreads();
-    most = maxima[threadIdx.x % WARP];
 #pragma unroll
-    for (int step = WARP / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    for (u32 warp = 0; warp < THREADS / WARP; warp++) most = fmaxf(most, maxima[warp]);
     return most;
 }
 
@@ -98,7 +122,7 @@ __device__ __forceinline__ u64 sum_through(Shared& shared, u64 value, u64& total
     __syncthreads();
     total = 0;
     u64 before = 0;
-    for (u32 other = 0; other < WARP; other++) {
+    for (u32 other = 0; other < SAMPLE_WARPS; other++) {
         if (other == warp) before = total;
         total += shared.totals[other];
     }
@@ -133,22 +157,18 @@ __device__ Threshold likeliest(Shared& shared, const float* row, float most, flo
     if (threadIdx.x == 0) shared.listed = 0;
     __syncthreads();
     auto weigh = [&](float logit) -> u64 { return COUNTS ? logit > IMPOSSIBLE : weight_of(logit, most, scale); };
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < VOCAB; i += SAMPLE_THREADS) {
-        float logit = clean(row[i]);
+    each<SAMPLE_THREADS>(row, [&](float logit) {
         u64 weight = weigh(logit);
         if (weight > 0) add(shared, bin_of(logit, most, scale), weight);
-    }
+    });
     __syncthreads();
     u64 reached = 0;
     u32 bin = reaches<BINS, false>(shared, goal, share, reached);
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < VOCAB; i += SAMPLE_THREADS) {
-        float logit = clean(row[i]);
-        if (!(logit > IMPOSSIBLE) || bin_of(logit, most, scale) != bin) continue;
+    each<SAMPLE_THREADS>(row, [&](float logit) {
+        if (!(logit > IMPOSSIBLE) || bin_of(logit, most, scale) != bin) return;
         u32 place = atomicAdd(&shared.listed, 1u);
         if (place < LISTED_MAX) shared.keys[place] = key_of(logit);
-    }
+    });
     __syncthreads();
     bool listed = shared.listed <= LISTED_MAX;
     u32 count = listed ? shared.listed : VOCAB;
@@ -183,7 +203,7 @@ struct Part {
 };
 
 __device__ Part part_of(Shared& shared, const float* row, const Threshold& threshold) {
-    const u32 PART = (VOCAB + SAMPLE_THREADS - 1) / (SAMPLE_THREADS / WARP) / WARP * WARP + WARP;
+    const u32 PART = (VOCAB + SAMPLE_THREADS - 1) / SAMPLE_WARPS / WARP * WARP + WARP;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     u32 start = min(warp * PART, (u32)VOCAB);
     Part part = {start, min(start + PART, (u32)VOCAB), 0};
@@ -199,16 +219,30 @@ __device__ Part part_of(Shared& shared, const float* row, const Threshold& thres
     return part;
 }
 
-// The logit of this lane's token of 32 from `i` on, impossible if it is not kept. `equals` counts those at the threshold.
-__device__ __forceinline__ float kept(const float* row, u32 i, u32 end, const Threshold& threshold, u32& equals) {
+// The logits of a lane's tokens: every 32nd from this place of its warp's on. Those that are not kept are impossible.
+// `equals` counts those at the threshold.
+__device__ __forceinline__ void kept(const float* row, u32 start, u32 end, const Threshold& threshold, u32& equals,
+                                     float (&logits)[LOADS]) {
     u32 lane = threadIdx.x % WARP;
-    float logit = i + lane < end ? clean(row[i + lane]) : IMPOSSIBLE;
-    u32 key = key_of(logit);
-    if (threshold.equals == ALL) return key >= threshold.key ? logit : IMPOSSIBLE;
-    u32 same = __ballot_sync(~0u, i + lane < end && key == threshold.key);
-    u32 rank = equals + __popc(same & ((1u << lane) - 1));
-    equals += __popc(same);
-    return key > threshold.key || (key == threshold.key && rank < threshold.equals) ? logit : IMPOSSIBLE;
+    load<WARP>(row, start + lane, end, logits);
+#pragma unroll
+    for (u32 i = 0; i < LOADS; i++) {
+        u32 key = key_of(logits[i]);
+        bool is_kept = key >= threshold.key;
+        if (threshold.equals != ALL) {
+            u32 same = __ballot_sync(~0u, start + i * WARP + lane < end && key == threshold.key);
+            u32 rank = equals + __popc(same & ((1u << lane) - 1));
+            equals += __popc(same);
+            is_kept = key > threshold.key || (key == threshold.key && rank < threshold.equals);
+        }
+        if (!is_kept) logits[i] = IMPOSSIBLE;
+    }
+}
+
+__device__ __forceinline__ u64 warp_sum(u64 value) {
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
 }
 
 // Draws among the tokens that are kept; the result is left in `shared.token`. A scale of 0 weighs all alike.
@@ -220,8 +254,12 @@ __device__ void draw(Shared& shared, const float* row, const Threshold& threshol
     };
     u64 sum = 0;
     u32 equals = part.equals;
-#pragma unroll 4
-    for (u32 i = part.start; i < part.end; i += WARP) sum += weigh(kept(row, i, part.end, threshold, equals));
+    float logits[LOADS];
+    for (u32 start = part.start; start < part.end; start += LOADS * WARP) {
+        kept(row, start, part.end, threshold, equals, logits);
+#pragma unroll
+        for (u32 i = 0; i < LOADS; i++) sum += weigh(logits[i]);
+    }
     u64 total, through = sum_through(shared, sum, total);
     // The sums of a warp's lanes are added up; what is before its first lane is before the part.
     u64 before = __shfl_sync(~0u, through - sum, 0), after = __shfl_sync(~0u, through, WARP - 1);
@@ -229,19 +267,31 @@ __device__ void draw(Shared& shared, const float* row, const Threshold& threshol
     if (target >= total && total > 0) target = total - 1;
     if (target < before || target >= after) return;
     equals = part.equals;
-    for (u32 i = part.start; i < part.end; i += WARP) {
-        u64 weight = weigh(kept(row, i, part.end, threshold, equals)), through = weight;
+    for (u32 start = part.start; start < part.end; start += LOADS * WARP) {
+        kept(row, start, part.end, threshold, equals, logits);
+        u64 weights[LOADS], sum = 0;
 #pragma unroll
-        for (int step = 1; step < WARP; step *= 2) {
-            u64 lower = __shfl_up_sync(~0u, through, step);
-            if (lane >= step) through += lower;
+        for (u32 i = 0; i < LOADS; i++) sum += weights[i] = weigh(logits[i]);
+        sum = warp_sum(sum);
+        if (target >= before + sum) {
+            before += sum;
+            continue;
         }
-        u32 hit = __ballot_sync(~0u, weight > 0 && target < before + through);
-        if (hit) {
-            if (lane == 0) shared.token = i + __ffs(hit) - 1;
-            return;
+#pragma unroll
+        for (u32 i = 0; i < LOADS; i++) {
+            u64 through = weights[i];
+#pragma unroll
+            for (int step = 1; step < WARP; step *= 2) {
+                u64 lower = __shfl_up_sync(~0u, through, step);
+                if (lane >= step) through += lower;
+            }
+            u32 hit = __ballot_sync(~0u, weights[i] > 0 && target < before + through);
+            if (hit) {
+                if (lane == 0) shared.token = start + i * WARP + __ffs(hit) - 1;
+                return;
+            }
+            before += __shfl_sync(~0u, through, WARP - 1);
         }
-        before += __shfl_sync(~0u, through, WARP - 1);
     }
 }
 
@@ -278,14 +328,14 @@ __device__ float before_all(Shared& shared, const Pick& pick, const u32* lists, 
 
 // Grid: rows. Picks a token of each row of logits (rows, VOCAB), which it changes. Where log-probabilities are asked for,
 // the token's logit goes to its place among them.
-extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
+extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, SAMPLE_BLOCKS)
     sample(const Pick* picks, u32* lists, float* logits, u32* tokens, float* reported) {
     __shared__ Shared shared;
     Pick pick = picks[blockIdx.x];
     float* row = logits + (u64)blockIdx.x * VOCAB;
     if (threadIdx.x == 0) shared.token = 0;
     adjust(pick, lists, row);
-    float most = largest(row);
+    float most = largest<SAMPLE_THREADS>(row);
     // An infinite logit is greedy too.
     bool greedy = !(pick.scale > 0) || isinf(pick.scale) || isinf(most) || pick.top_k == 1;
     Threshold threshold = {0, ALL};
@@ -296,9 +346,12 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
         if (counted) threshold = likeliest<true>(shared, row, most, pick.scale, pick.top_k, 0);
         if (counted && weighed) {
             Part part = part_of(shared, row, threshold);
-            for (u32 i = part.start; i < part.end; i += WARP) {
-                float logit = kept(row, i, part.end, threshold, part.equals);
-                if (i + threadIdx.x % WARP < part.end) row[i + threadIdx.x % WARP] = logit;
+            for (u32 start = part.start; start < part.end; start += LOADS * WARP) {
+                float logits[LOADS];
+                kept(row, start, part.end, threshold, part.equals, logits);
+#pragma unroll
+                for (u32 i = 0, at = start + threadIdx.x % WARP; i < LOADS; i++, at += WARP)
+                    if (at < part.end) row[at] = logits[i];
             }
             __syncthreads();
         }
@@ -318,25 +371,25 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
 
 // Grid: rows, before they are sampled. Where log-probabilities are asked for, their place gets (after a word for the
 // token's own logit) the logarithm of the sum of all weights, then the likeliest tokens, each with its logit.
-extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
+extern "C" __global__ void __launch_bounds__(REPORT_THREADS)
     report(const Pick* picks, const float* logits, float* reported) {
     Pick pick = picks[blockIdx.x];
     if (pick.alternatives == ALL) return;
     const float* row = logits + (u64)blockIdx.x * VOCAB;
     float* out = reported + pick.place + 1;
-    float most = largest(row), sum = 0;
+    float most = largest<REPORT_THREADS>(row), sum = 0;
 #pragma unroll 4
-    for (u32 i = threadIdx.x; i < VOCAB; i += SAMPLE_THREADS)
+    for (u32 i = threadIdx.x; i < VOCAB; i += REPORT_THREADS)
         sum += exp2_fast((clean(row[i]) - most) * 1.4426950408889634f);
-    sum = block_sum<SAMPLE_THREADS>(sum);
+    sum = block_sum<REPORT_THREADS>(sum);
     if (threadIdx.x == 0) *out = isinf(most) ? 0 : most + logf(sum);
     // By logit, and by the lower id among equals.
     u64 last = ~0ull;
-    __shared__ u64 best[WARP];
+    __shared__ u64 best[REPORT_THREADS / WARP];
     for (u32 rank = 0; rank < pick.alternatives; rank++) {
         u64 next = 0;
 #pragma unroll 4
-        for (u32 i = threadIdx.x; i < VOCAB; i += SAMPLE_THREADS) {
+        for (u32 i = threadIdx.x; i < VOCAB; i += REPORT_THREADS) {
             u64 place = (u64)key_of(clean(row[i])) << 32 | ~i;
             if (place < last && place > next) next = place;
         }
@@ -344,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
         for (int step = WARP / 2; step > 0; step /= 2) next = max(next, __shfl_xor_sync(~0u, next, step));
         if (threadIdx.x % WARP == 0) best[threadIdx.x / WARP] = next;
         __syncthreads();
-        for (u32 warp = 0; warp < WARP; warp++) next = max(next, best[warp]);
+        for (u32 warp = 0; warp < REPORT_THREADS / WARP; warp++) next = max(next, best[warp]);
         __syncthreads();
         last = next;
         if (threadIdx.x == 0) {
