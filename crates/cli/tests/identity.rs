@@ -34,7 +34,7 @@ fn run(case: &Case, isa: Isa, max_context: &str, variant: &Variant) -> (Vec<Stri
     options.push("--overwrite");
     let (finished, stats) = case.run_with_stats(&options);
     finished.expect(0);
-    assert_eq!(stats["instruction_set"], isa.name());
+    assert_eq!(stats["instruction_set"], isa.kind());
     (case.results(), stats)
 }
 

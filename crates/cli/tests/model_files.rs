@@ -143,6 +143,7 @@ fn what_the_nodes_compute_on_is_part_of_their_results() {
     // In a hybrid, both attend.
     let (hybrid, said) = ids_of_cluster(&case, &["--hybrid"], portable);
     check_all_differ(&of_one_process, &hybrid);
+    let best = Isa::detect().kind();
     let kinds = format!("different kinds (tier1-0 {best}, tier2-0-1 {portable})");
     assert!(said.contains(&kinds), "{said}");
     fresh();

@@ -83,8 +83,8 @@ impl Casting {
         let own = self.layout.lanes_of_strand(place.pipeline, 0).start;
         let lane = place.lane.or(self.layout.tier1_attends.then_some(own));
         let kind = &self.kinds[&place];
-        let computes = match (offer.gpu, kind.parse::<Isa>()) {
-            (None, Ok(wanted)) => offer.kind.parse::<Isa>().is_ok_and(|best| best >= wanted),
+        let computes = match (offer.gpu, Isa::of_kind(kind)) {
+            (None, Ok(wanted)) => Isa::of_kind(&offer.kind).is_ok_and(|best| best >= wanted),
             (Some(_), Err(_)) => offer.kind == *kind,
             _ => false,
         };

@@ -71,7 +71,7 @@ pub struct Offer {
     pub local: Option<LocalProcess>,
     /// Kernel threads.
     pub threads: u32,
-    /// What its kernels run on: its best instruction set, by name, or its kind of GPU.
+    /// What its kernels run on: the kind of its best instruction set, or of its GPU.
     pub kind: String,
     /// The GPU's memory; `None` on a CPU.
     pub gpu: Option<GpuOffer>,
@@ -100,7 +100,7 @@ impl Offer {
     pub(crate) fn makes_sense(&self) -> bool {
         let kind_is_known = match self.gpu {
             Some(_) => self.kind.len() <= OFFER_ITEMS_MAX && !self.kind.contains(char::is_control),
-            None => self.kind.parse::<Isa>().is_ok(),
+            None => Isa::of_kind(&self.kind).is_ok(),
         };
         kind_is_known
             && matches!(self.tier, None | Some(1 | 2))

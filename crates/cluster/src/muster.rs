@@ -257,7 +257,7 @@ impl Muster {
         }
         let strength = |peer: Peer| {
             let Offer { gpu, kind, .. } = self.offer(peer);
-            (gpu.is_some(), kind.parse::<Isa>().unwrap_or(Isa::Portable))
+            (gpu.is_some(), Isa::of_kind(kind).unwrap_or(Isa::Portable))
         };
         open.sort_by_key(|peer| Reverse((strength(*peer), self.offer(*peer).threads)));
         let wanted = tier1_needed.saturating_sub(cast[0].len()).min(open.len());
@@ -301,8 +301,8 @@ impl Muster {
         if gpu.is_some() {
             return Ok(kind.clone());
         }
-        let own: Isa = kind.parse()?;
-        Ok(best.map_or(own, |best| own.min(best)).name().to_owned())
+        let own = Isa::of_kind(kind)?;
+        Ok(best.map_or(own, |best| own.min(best)).kind())
     }
 
     /// Gives every place to its worker, and makes neighbours known to each other.

@@ -83,7 +83,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         threads: options.threads as u32,
         kind: match &options.gpu {
             Some(gpu) => gpu.kind(),
-            None => options.isa.name().to_owned(),
+            None => options.isa.kind(),
         },
         gpu: options.gpu.as_ref().map(GpuOffer::of).transpose()?,
         page_positions: match &options.gpu {
@@ -120,7 +120,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
             role::run(&station, CudaBackend::new(gpu.clone(), loaders, pool))
         }
         None => {
-            let isa = station.role.kind.parse()?;
+            let isa = Isa::of_kind(&station.role.kind)?;
             let backend = CpuBackend { isa, threads, pool };
             match station.role.layout.strands {
                 1 => role::run(&station, backend),

@@ -13,11 +13,15 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL.
     Avx512,
-    /// AVX-512 with bf16 dot products.
+    /// AVX-512 with bf16 dot products and permutations of bytes (VBMI).
     Avx512Bf16,
     /// AMX tiles of bf16, with AVX-512 around them.
     Amx,
 }
+
+/// Counted up whenever the x86 kernels give other bits than before: it is part of the kind of device that a result
+/// belongs to, so that a job does not go on with other bits than it began with.
+const KERNEL_REVISION: u32 = 2;
 
 impl Isa {
     const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
@@ -52,6 +56,20 @@ impl Isa {
         }
     }
 
+    /// What decides the bits of results: the path, and the revision of its kernels. `Portable` has no other.
+    pub fn kind(self) -> String {
+        match self {
+            Isa::Portable => self.name().to_owned(),
+            _ => format!("{self}-r{KERNEL_REVISION}"),
+        }
+    }
+
+    /// The path of this kind; an error for one of another revision.
+    pub fn of_kind(kind: &str) -> Result<Isa, ComputeError> {
+        let known = Self::ALL.into_iter().find(|isa| isa.kind() == kind);
+        known.ok_or_else(|| ComputeError::IsaUnknown { name: kind.to_owned() })
+    }
+
     /// Positions that a page of contexts may have on this path, the best first.
     pub fn page_positions(self) -> &'static [u32] {
         match self {
@@ -70,12 +88,14 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("fma")
         };
+        let bf16 =
+            || is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi");
         match self {
             Isa::Portable => true,
             Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             Isa::Avx512 => avx512(),
-            Isa::Avx512Bf16 => avx512() && is_x86_feature_detected!("avx512bf16"),
-            Isa::Amx => avx512() && is_x86_feature_detected!("avx512bf16") && tiles_granted(),
+            Isa::Avx512Bf16 => avx512() && bf16(),
+            Isa::Amx => avx512() && bf16() && tiles_granted(),
         }
     }
 
@@ -154,8 +174,10 @@ mod tests {
     fn names_round_trip_and_the_best_is_available() {
         for isa in Isa::ALL {
             assert_eq!(isa.name().parse::<Isa>().unwrap(), isa);
+            assert_eq!(Isa::of_kind(&isa.kind()).unwrap(), isa);
         }
         assert!("sse9".parse::<Isa>().is_err());
+        assert!(Isa::of_kind("amx-r1").is_err(), "its bits were others");
         assert_eq!(Isa::available()[0], Isa::Portable);
         assert!(Isa::detect().require().is_ok());
     }

@@ -18,6 +18,7 @@ mod simd;
 mod softmax;
 mod tiles;
 mod vector;
+mod weigh;
 mod weights;
 
 pub(crate) use ceilings::{peak, peak_operations, read};
@@ -46,7 +47,7 @@ macro_rules! for_each_isa {
                 // SAFETY: as promised by the caller.
                 unsafe { $generic::<$crate::x86::simd::Zmm $(, $type)?>($($argument),*) }
             }
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,avx2,fma")]
             unsafe fn avx512bf16$(<$type: $bound>)?($($argument: $kind),*) {
                 // SAFETY: as promised by the caller.
                 unsafe { $generic::<$crate::x86::simd::ZmmBf16 $(, $type)?>($($argument),*) }

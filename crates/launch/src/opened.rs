@@ -92,7 +92,7 @@ impl Opened {
                 let lane = lane.map(|lane| (pipeline * (own + tier2) + own + lane) as u32);
                 node_name((pipelines > 1).then_some(pipeline), station % slices, lane)
             },
-            kind: kind.clone().unwrap_or_else(|| isa.to_string()),
+            kind: kind.clone().unwrap_or_else(|| isa.kind()),
             has_weights: index < tier1,
             attends: index >= tier1 || tier1_attends,
         })))

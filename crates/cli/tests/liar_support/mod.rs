@@ -72,7 +72,7 @@ impl Liar {
             tier: Some(tier),
             local,
             threads: 1,
-            kind: isa.name().to_owned(),
+            kind: isa.kind(),
             gpu: None,
             page_positions: isa.page_positions().to_vec(),
             memory_bytes: 16 << 20,

@@ -14,6 +14,7 @@ use super::simd::{SIMD_WIDTH, Simd};
 use super::softmax::{self, BlockRow, RunningSoftmax};
 use super::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
 use super::vector::{DotRows, dot_rows};
+use super::weigh::Weigh;
 use crate::memory::Memory;
 use crate::{ComputeError, ContextType};
 use half::bf16;
@@ -155,7 +156,7 @@ for_each_isa! {
 /// Attends the queries in `work` to the given pages, all of one split, and adds that to `work.parts`. `after` is what
 /// will be needed next.
 #[inline(always)]
-unsafe fn attend_simd<S: Simd>(
+unsafe fn attend_simd<S: Weigh>(
     queries: &Queries<'_>,
     head: HeadPages,
     range: &Range<usize>,
@@ -230,7 +231,7 @@ impl<'a> Stretch<'a> {
 
     /// Attends all tiles. The keys and values of a stretch stay in a cache meanwhile.
     #[inline(always)]
-    unsafe fn attend<S: Simd, const SCALED: bool>(&mut self, work: &mut Workspace) {
+    unsafe fn attend<S: Weigh, const SCALED: bool>(&mut self, work: &mut Workspace) {
         // SAFETY: as promised by the caller.
         unsafe {
             if SCALED {
@@ -254,7 +255,7 @@ impl<'a> Stretch<'a> {
 
     /// Attends one tile or two.
     #[inline(always)]
-    unsafe fn attend_tiles<S: Simd, const SCALED: bool>(
+    unsafe fn attend_tiles<S: Weigh, const SCALED: bool>(
         &mut self,
         tiles: Range<usize>,
         work: &mut Workspace,
@@ -301,7 +302,7 @@ impl<'a> Stretch<'a> {
     /// Returns whether sums of values must be scaled before the block's are added. Between two rows, `share` groups of
     /// lines are fetched.
     #[inline(always)]
-    unsafe fn weigh<S: Simd, const SCALED: bool, const WHOLE: bool>(
+    unsafe fn weigh<S: Weigh, const SCALED: bool, const WHOLE: bool>(
         &mut self,
         tiles: &Range<usize>,
         block: Range<usize>,

@@ -39,10 +39,10 @@ pub(super) trait Simd: Copy {
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn subtract(self, other: Self) -> Self;
     unsafe fn multiply(self, other: Self) -> Self;
+    unsafe fn divide(self, divisor: Self) -> Self;
     /// self · factor + addend
     unsafe fn multiply_add(self, factor: Self, addend: Self) -> Self;
     unsafe fn max(self, other: Self) -> Self;
-    unsafe fn min(self, other: Self) -> Self;
     /// In each lane, `then` if self > other, else `otherwise`.
     unsafe fn if_greater(self, other: Self, then: Self, otherwise: Self) -> Self;
     /// Whether any lane is greater.
@@ -51,10 +51,8 @@ pub(super) trait Simd: Copy {
     unsafe fn scale_by_power(self, shifted: Self) -> Self;
     /// self less the integer at or below it; for less than -127, -∞ too, any number from 0 to 1.
     unsafe fn fraction(self) -> Self;
-    /// self · 2^n, where n is the integer at or below `exponent`; 0 for -∞.
+    /// self · 2^n, where n is the integer at or below `exponent`; 0 for -∞, and ∞ from 128 on.
     unsafe fn scale_by_floor(self, exponent: Self) -> Self;
-    /// A first guess at 1 / self, within 1/19 of it, by arithmetic on its bits.
-    unsafe fn guess_reciprocal(self) -> Self;
 
     /// Sixteen pairs, 64 bytes.
     unsafe fn load_pairs(from: *const bf16) -> Self::Pairs;
@@ -118,7 +116,7 @@ pub(super) struct Zmm(__m512);
 
 /// AVX-512 with bf16 dot products.
 #[derive(Clone, Copy)]
-pub(super) struct ZmmBf16(__m512);
+pub(super) struct ZmmBf16(pub(super) __m512);
 
 macro_rules! zmm_common {
     () => {
@@ -147,16 +145,16 @@ macro_rules! zmm_common {
             unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
         }
         #[inline(always)]
+        unsafe fn divide(self, divisor: Self) -> Self {
+            unsafe { Self(_mm512_div_ps(self.0, divisor.0)) }
+        }
+        #[inline(always)]
         unsafe fn multiply_add(self, factor: Self, addend: Self) -> Self {
             unsafe { Self(_mm512_fmadd_ps(self.0, factor.0, addend.0)) }
         }
         #[inline(always)]
         unsafe fn max(self, other: Self) -> Self {
             unsafe { Self(_mm512_max_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn min(self, other: Self) -> Self {
-            unsafe { Self(_mm512_min_ps(self.0, other.0)) }
         }
         #[inline(always)]
         unsafe fn if_greater(self, other: Self, then: Self, otherwise: Self) -> Self {
@@ -203,18 +201,9 @@ macro_rules! zmm_common {
                 _mm256_max_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0))
             }
         }
-        #[inline(always)]
-        unsafe fn guess_reciprocal(self) -> Self {
-            unsafe {
-                let magic = _mm512_set1_epi32(RECIPROCAL_MAGIC);
-                Self(_mm512_castsi512_ps(_mm512_sub_epi32(magic, _mm512_castps_si512(self.0))))
-            }
-        }
     };
 }
 
-/// Subtracting a positive float's bits from this gives those of its reciprocal, within 1/19.
-const RECIPROCAL_MAGIC: i32 = 0x7ef3_11c7;
 const HIGH_HALF: i32 = 0xffff_0000_u32 as i32;
 /// Every second of 32 places.
 const ODD: u32 = 0xaaaa_aaaa;
@@ -387,6 +376,10 @@ impl Simd for Ymm2 {
         unsafe { self.each(other, |a, b| _mm256_mul_ps(a, b)) }
     }
     #[inline(always)]
+    unsafe fn divide(self, divisor: Self) -> Self {
+        unsafe { self.each(divisor, |a, b| _mm256_div_ps(a, b)) }
+    }
+    #[inline(always)]
     unsafe fn multiply_add(self, factor: Self, addend: Self) -> Self {
         unsafe {
             Self(
@@ -398,10 +391,6 @@ impl Simd for Ymm2 {
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
         unsafe { self.each(other, |a, b| _mm256_max_ps(a, b)) }
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        unsafe { self.each(other, |a, b| _mm256_min_ps(a, b)) }
     }
     #[inline(always)]
     unsafe fn if_greater(self, other: Self, then: Self, otherwise: Self) -> Self {
@@ -434,8 +423,9 @@ impl Simd for Ymm2 {
         unsafe {
             self.each(exponent, |value, exponent| {
                 let power = _mm256_cvtps_epi32(_mm256_floor_ps(exponent));
-                // -127 becomes the bits of 0.
+                // -127 becomes the bits of 0, and 128 those of infinity.
                 let power = _mm256_max_epi32(power, _mm256_set1_epi32(-127));
+                let power = _mm256_min_epi32(power, _mm256_set1_epi32(128));
                 let power =
                     _mm256_slli_epi32::<23>(_mm256_add_epi32(power, _mm256_set1_epi32(127)));
                 _mm256_mul_ps(value, _mm256_castsi256_ps(power))
@@ -458,15 +448,6 @@ impl Simd for Ymm2 {
     #[inline(always)]
     unsafe fn fold_max(self) -> __m256 {
         unsafe { _mm256_max_ps(self.0, self.1) }
-    }
-    #[inline(always)]
-    unsafe fn guess_reciprocal(self) -> Self {
-        unsafe {
-            self.each(self, |value, _| {
-                let magic = _mm256_set1_epi32(RECIPROCAL_MAGIC);
-                _mm256_castsi256_ps(_mm256_sub_epi32(magic, _mm256_castps_si256(value)))
-            })
-        }
     }
     #[inline(always)]
     unsafe fn load_pairs(from: *const bf16) -> Self::Pairs {

@@ -10,6 +10,7 @@ use super::int8::Scales;
 use super::pages::{BLOCK_PAGES, PAGE};
 use super::simd::{SIMD_WIDTH, Simd};
 use super::tiles::{RESULT_TILE, TILE, TILE_ROWS};
+use super::weigh::Weigh;
 use crate::memory::Memory;
 use crate::{ComputeError, Isa};
 use half::bf16;
@@ -112,7 +113,7 @@ impl RunningSoftmax {
     /// # Safety
     /// The machine has the instruction set of `S`; the block's buffers are as described.
     #[inline(always)]
-    pub(super) unsafe fn weigh<S: Simd, const SCALED: bool, const WHOLE: bool>(
+    pub(super) unsafe fn weigh<S: Weigh, const SCALED: bool, const WHOLE: bool>(
         &mut self,
         row: usize,
         block: &BlockRow<'_>,
@@ -129,24 +130,44 @@ impl RunningSoftmax {
                 maximum = maximum.max(*score);
             }
             let raised = self.raise::<S>(row, maximum.multiply(scale));
-            let base = S::splat(-self.bases[row]);
             let mut sum = S::load(self.sums[row].as_ptr());
             for pair in 0..count.div_ceil(2) {
-                let mut pages = [S::splat(0.0); 2];
-                for (page, weights) in (2 * pair..).zip(&mut pages) {
-                    *weights = weight(scores[page].multiply_add(scale, base));
-                }
-                sum = sum.add(pages[0].add(pages[1]));
-                if SCALED {
-                    for (&page, weights) in block.pages[2 * pair..].iter().zip(&mut pages) {
-                        let scales = Scales::of(page, block.head_dim);
-                        *weights = weights.multiply(S::load((*scales).values.as_ptr()));
-                    }
-                }
-                S::store_bf16_both(pages, block.weights.add(pair * TILE));
+                let scores = [scores[2 * pair], scores[2 * pair + 1]];
+                let into = block.weights.add(pair * TILE);
+                sum = match SCALED {
+                    true => self.weigh_scaled(row, block, pair, scores, sum),
+                    false => S::weigh(scores, block.scale, self.bases[row], sum, into),
+                };
             }
             sum.store(self.sums[row].as_mut_ptr());
             raised
+        }
+    }
+
+    /// The weights of two pages, which a value's scale multiplies after they were added to the sum.
+    #[inline(always)]
+    unsafe fn weigh_scaled<S: Simd>(
+        &self,
+        row: usize,
+        block: &BlockRow<'_>,
+        pair: usize,
+        scores: [S; 2],
+        sum: S,
+    ) -> S {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let (scale, base) = (S::splat(block.scale), S::splat(-self.bases[row]));
+            let mut pages = [
+                weight(scores[0].multiply_add(scale, base)),
+                weight(scores[1].multiply_add(scale, base)),
+            ];
+            let sum = sum.add(pages[0].add(pages[1]));
+            for (&page, weights) in block.pages[2 * pair..].iter().zip(&mut pages) {
+                let scales = Scales::of(page, block.head_dim);
+                *weights = weights.multiply(S::load((*scales).values.as_ptr()));
+            }
+            S::store_bf16_both(pages, block.weights.add(pair * TILE));
+            sum
         }
     }
 

@@ -22,7 +22,7 @@ const RESULT_LINES_IN_STEP: usize = 6;
 /// # Safety
 /// Tiles are configured whole on this thread; the pass describes live operands, and its
 /// rows are backed by whole row blocks; the epilogue may be called for the finished results.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,avx2,fma")]
 pub(in crate::x86) unsafe fn multiply<E: Epilogue>(
     pass: &PanelPass,
     delayed: &mut DelayedEpilogue<'_, E>,
