@@ -426,7 +426,8 @@ pub struct EngineArgs {
     /// process, the best for the job if there is a profile of this machine]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: Option<u32>,
-    /// Most batches in flight at once. With few prompts there are fewer [default: 1, or 3 for each Tier-1 node of a cluster]
+    /// Most batches in flight at once. With few prompts there are fewer [default: 1, or 3 for each Tier-1 node of a
+    /// cluster whose processes do not share all cores]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub flights: Option<u32>,
     /// Most prefill rows of one prompt in a batch

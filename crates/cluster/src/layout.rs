@@ -22,6 +22,11 @@ pub fn node_name(pipeline: Option<usize>, slice: usize, lane: Option<u32>) -> St
 /// Rows of a strand's average batch that make a separate strand worthwhile. With fewer, it is better if the cores read
 /// the weights together.
 const STRAND_ROWS_MIN: usize = 64;
+/// The same in a large model: its weights come from memory, where reading them takes as long as computing about 44 rows, and
+/// its matrices are large enough to be shared.
+const STRAND_ROWS_LARGE: usize = 192;
+/// Bytes of a layer's weights from which on a model is large.
+const LAYER_LARGE_BYTES: usize = 64 << 20;
 
 /// What is known about the prompts to come that affects the shape.
 #[derive(Clone, Copy, Debug)]
@@ -100,13 +105,15 @@ impl Layout {
         let held = self.contexts_held(config, memory_bytes, crowd);
         let together = crowd.prompts.min(held * workers);
         let batch = self.batch as usize;
+        let is_large = 2 * config.layer_parameters() >= LAYER_LARGE_BYTES;
+        let rows_min = if is_large { STRAND_ROWS_LARGE } else { STRAND_ROWS_MIN };
         // Where a step never leaves its threads, flights meet at every layer.
         let flights = if self.slices + self.tier2 == 1 { 1 } else { self.flights as usize };
         let worthwhile = |strands: &usize| {
             let shard = (together / (workers * strands * flights)).min(batch);
             let rows = self.attention_workers() * crowd.rows_per_step(shard, batch);
             10 * (threads / strands * strands) >= 9 * threads
-                && rows >= STRAND_ROWS_MIN
+                && rows >= rows_min
                 && memory_bytes / *strands as u64 / page_bytes >= self.pages_for(self.context_max)
         };
         let strands = (2..=threads).rev().find(worthwhile).unwrap_or(1);
@@ -393,6 +400,17 @@ mod tests {
         assert_eq!(lanes(8, 64, 256), 1);
         assert_eq!(lanes(2, 4000, 1), 2);
         assert_eq!(lanes(1, 4000, 1), 1, "the second lane would have nothing to do");
+    }
+
+    #[test]
+    fn lanes_of_a_large_model_need_more_rows() {
+        let lanes = |model, prompts| {
+            let config = ModelConfig::shape(model).expect("a known shape");
+            let crowd = Crowd { prompts, input: 64, output: 16 };
+            layout().with_strands(&config, 16, 1 << 36, crowd).strands
+        };
+        assert_eq!((lanes("smollm2-135m", 64), lanes("llama3-8b", 64)), (4, 1));
+        assert_eq!((lanes("smollm2-135m", 4096), lanes("llama3-8b", 4096)), (16, 16));
     }
 
     #[test]

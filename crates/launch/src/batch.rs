@@ -74,7 +74,8 @@ pub fn better_shape(
     };
     let usual_shape = (usual.layout.batch, usual.layout.flights);
     let mut shapes = vec![usual_shape];
-    if !alone {
+    // Flights on shared cores meet less often than a forecast thinks.
+    if !alone && !usual.shares_cores {
         let slices = usual.layout.slices as u32;
         shapes.extend(FLIGHTS.map(|flights| (usual_shape.0, flights * slices)));
     }

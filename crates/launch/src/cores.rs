@@ -52,10 +52,10 @@ impl Placement {
         let cores = of_processes(specification, opened, &layout, isa, memory_bytes, crowd)?;
         let is_everywhere = !cores.is_empty() && cores.iter().all(|own| *own == here);
         let shares_cores = on_cores && !uses_tier2 && is_everywhere;
-        let slices = layout.slices as u32;
         let flights = match (shares_cores, layout.own_first) {
-            (true, _) => slices,
-            (false, true) => flights_default(slices, 0),
+            // A core is never idle while one of its slices has work, and one batch is better than two halves.
+            (true, _) => 1,
+            (false, true) => flights_default(layout.slices as u32, 0),
             (false, false) => layout.flights,
         };
         layout.flights = specification.flights.unwrap_or(flights);

@@ -143,6 +143,13 @@ impl KernelTimes {
         matches!(self, Self::Measured(profile) if profile.provenance.threads >= CORES_MANY)
     }
 
+    /// How much the time of a kernel varied while it was measured, as a part of it.
+    pub fn spread(&self) -> f64 {
+        let Self::Measured(profile) = self else { return 0.0 };
+        let parts = profile.fused.iter().map(|point| point.spread / point.seconds);
+        parts.sum::<f64>() / profile.fused.len() as f64
+    }
+
     /// Seconds in which q, k and v of `rows` rows are copied to the host; zero where the kernels work there.
     pub fn to_host_seconds(&self, rows: usize) -> f64 {
         match self {

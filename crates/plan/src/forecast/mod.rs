@@ -32,6 +32,10 @@ const PROMPTS_PER_SEAT: usize = 4;
 /// Seats that a small cluster is taken to have, so that enough of its job is simulated.
 const SEATS_MIN: usize = 16;
 
+/// By how many spreads the slowest of some strands is slower than their average, over the logarithm of their number:
+/// about what a normal distribution has.
+const SLOWEST: f64 = 0.64;
+
 /// Visits of shards to layers up to which every layer is simulated by itself.
 const VISITS_MAX: f64 = 25_000_000.0;
 
@@ -62,10 +66,20 @@ fn forecast_with(
     grain: impl Fn(&Deployment, &[Length]) -> usize,
     trace: Option<&mut Trace>,
 ) -> Forecast {
-    let lengths = workload.lengths();
-    if deployment.strands > 1 {
-        return side_by_side(deployment, workload, trace);
+    match deployment.strands {
+        1 => forecast_strand(deployment, workload, grain, trace),
+        _ => side_by_side(deployment, workload, grain, trace),
     }
+}
+
+/// The same for one of the strands, and its part of the prompts.
+fn forecast_strand(
+    deployment: &Deployment,
+    workload: &Workload,
+    grain: impl Fn(&Deployment, &[Length]) -> usize,
+    trace: Option<&mut Trace>,
+) -> Forecast {
+    let lengths = workload.lengths();
     let enough = PROMPTS_PER_SEAT * deployment.seats().max(SEATS_MIN);
     let tokens = workload.rows() + lengths.len() as f64;
     let (mut forecast, rows) = if lengths.len() <= 2 * enough {
@@ -105,10 +119,12 @@ fn forecast_with(
     forecast
 }
 
-/// Forecasts one strand's part of the prompts, and counts all strands' work in that time.
+/// Forecasts one strand's part of the prompts, and counts all strands' work in that time. The job takes as long as the
+/// slowest of them.
 fn side_by_side(
     deployment: &Deployment,
     workload: &Workload,
+    grain: impl Fn(&Deployment, &[Length]) -> usize,
     trace: Option<&mut Trace>,
 ) -> Forecast {
     let (lengths, strands) = (workload.lengths(), deployment.strands);
@@ -116,10 +132,11 @@ fn side_by_side(
     let mine = |(index, _): &(usize, &Length)| (index + index / strands).is_multiple_of(strands);
     let share = lengths.iter().enumerate().filter(mine).map(|(_, length)| *length).collect();
     let share = Workload::new(&workload.name, share).expect("lengths that were valid");
-    let one = Deployment { strands: 1, ..deployment.clone() };
-    let strand = forecast(&one, &share, trace);
+    let strand = forecast_strand(deployment, &share, grain, trace);
     let (times, count) = (strands as f64, strands as u64);
+    let slowest = 1.0 + SLOWEST * times.ln() * deployment.tier1.spread();
     Forecast {
+        seconds: slowest * strand.seconds,
         tokens: workload.rows() + lengths.len() as f64,
         tokens_shared: times * strand.tokens_shared,
         steps: count * strand.steps,

@@ -1,9 +1,13 @@
 //! How parcels travel: the core that sends, the link, the wait for the receiver's core, the core that receives.
 
-use super::super::Deployment;
 use super::super::network::Way;
+use super::super::{Deployment, Place};
 use super::{After, Event, Machine};
 use glinthawk_protocol::{NodeAddress, Parcel, ShardId};
+
+/// How long a message waits for the network threads at its ends, if strands compute on all cores of their processes: 0.4 to
+/// 0.8 ms on 16 cores.
+const STRANDS_WAIT_SECONDS: f64 = 0.6e-3;
 
 /// A parcel under way.
 pub(super) struct Transit {
@@ -117,11 +121,14 @@ impl Machine<'_> {
         let others = self.processes.iter().enumerate().any(|(index, process)| {
             process.core == core && Some(index) != receiver && process.work.is_some()
         });
-        let mean = match (self.cores[core].is_idle(), others) {
+        let mut mean = match (self.cores[core].is_idle(), others) {
             (true, _) => count * overheads.wake_seconds,
             (false, true) => count * overheads.crowded_seconds,
             (false, false) => 0.0,
         };
+        if self.deployment.strands > 1 && self.deployment.place == Place::OwnMachines {
+            mean += count * STRANDS_WAIT_SECONDS;
+        }
         let wait = -mean * (1.0 - self.random.unit()).ln();
         self.schedule(self.now_seconds + wait, Event::Admitted(index));
     }
