@@ -122,6 +122,14 @@ pub enum LaunchError {
         /// The model's layers.
         layers: usize,
     },
+    /// More nodes than a dispatcher has connections for.
+    #[error("{nodes} nodes were asked for, and a cluster has at most {nodes_max}")]
+    Nodes {
+        /// Nodes asked for.
+        nodes: usize,
+        /// The most there can be.
+        nodes_max: usize,
+    },
     /// The cluster has no secret.
     #[error(
         "{TOKEN_VARIABLE} is not set. It holds the cluster's secret, the same on the dispatcher and on every worker, \
@@ -216,6 +224,7 @@ impl LaunchError {
         matches!(
             self,
             Self::Workers { .. }
+                | Self::Nodes { .. }
                 | Self::NoTier2(_)
                 | Self::NotListening(_)
                 | Self::NoCluster(_)

@@ -389,10 +389,13 @@ mod tests {
     fn what_cannot_be_meant_is_refused() {
         let refused = |change: fn(&mut Specification)| resolve(change).err().expect("refused");
         assert!(refused(|wanted| wanted.topology.hybrid = true).is_bad_usage());
+        let crowd = refused(|wanted| wanted.topology.tier2 = Some(1000));
+        assert_eq!(crowd.to_string(), "1001 nodes were asked for, and a cluster has at most 256");
+        assert!(crowd.is_bad_usage());
         let sizes = |wanted: &mut Specification| wanted.topology.context_memory = vec![1 << 30; 2];
         assert!(refused(sizes).is_bad_usage());
         assert!(refused(|wanted| wanted.threads = Some(100_000)).is_bad_usage());
-        assert!(!refused(|wanted| wanted.topology.tier1 = Some(1000)).is_bad_usage());
+        assert!(!refused(|wanted| wanted.topology.tier1 = Some(200)).is_bad_usage());
         assert!(!refused(|wanted| wanted.context_max = Some(u32::MAX)).is_bad_usage());
     }
 }

@@ -4,6 +4,7 @@ use crate::device::Device;
 use crate::error::LaunchError;
 use crate::machine;
 use glinthawk_cluster::Link;
+use glinthawk_cluster::net::Bounds;
 use glinthawk_compute::{ContextType, Isa};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -214,9 +215,14 @@ impl Topology {
             (None, Some(workers)) => (workers / (pipelines * tier1)).saturating_sub(1),
             (None, None) => 0,
         };
-        match workers.filter(|workers| *workers != pipelines * tier1 * (1 + tier2)) {
-            None => Ok((tier1, tier2)),
-            Some(workers) => Err(LaunchError::Workers { workers, pipelines, tier1, tier2 }),
+        let needed = pipelines.saturating_mul(tier1).saturating_mul(1 + tier2);
+        if let Some(workers) = workers.filter(|workers| *workers != needed) {
+            return Err(LaunchError::Workers { workers, pipelines, tier1, tier2 });
+        }
+        let nodes = needed.saturating_add(self.spares as usize);
+        match Bounds::default().peers_max {
+            nodes_max if nodes > nodes_max => Err(LaunchError::Nodes { nodes, nodes_max }),
+            _ => Ok((tier1, tier2)),
         }
     }
 
