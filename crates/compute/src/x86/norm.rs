@@ -54,11 +54,13 @@ unsafe fn norm_row_simd<S: Simd>(norm: &NormRow<'_>) {
         let scale = S::splat(1.0 / (mean + norm.epsilon).sqrt());
         for step in 0..norm.into.steps() {
             let into = norm.into.at(norm.row, step);
-            for half in (0..STEP).step_by(SIMD_WIDTH) {
-                let start = step * STEP + half;
+            let mut both = [scale; STEP / SIMD_WIDTH];
+            for (half, normed) in both.iter_mut().enumerate() {
+                let start = step * STEP + half * SIMD_WIDTH;
                 let value = S::load(values.as_ptr().add(start)).multiply(scale);
-                value.multiply(S::load(weights.as_ptr().add(start))).store_bf16(into.add(half));
+                *normed = value.multiply(S::load(weights.as_ptr().add(start)));
             }
+            S::store_bf16_both(both, into);
         }
     }
 }

@@ -130,13 +130,14 @@ impl RunningSoftmax {
                 maximum = maximum.max(*score);
             }
             let raised = self.raise::<S>(row, maximum.multiply(scale));
+            let base = S::splat(self.bases[row]);
             let mut sum = S::load(self.sums[row].as_ptr());
             for pair in 0..count.div_ceil(2) {
                 let scores = [scores[2 * pair], scores[2 * pair + 1]];
                 let into = block.weights.add(pair * TILE);
                 sum = match SCALED {
                     true => self.weigh_scaled(row, block, pair, scores, sum),
-                    false => S::weigh(scores, block.scale, self.bases[row], sum, into),
+                    false => S::weigh(scores, block.scale, base, sum, into),
                 };
             }
             sum.store(self.sums[row].as_mut_ptr());
@@ -177,7 +178,7 @@ impl RunningSoftmax {
         let before = self.bases[row];
         // SAFETY: as promised by the caller.
         unsafe {
-            if !maximum.any_greater(S::splat(before + RAISE)) {
+            if !maximum.any_greater(S::splat(before).add(S::splat(RAISE))) {
                 return false;
             }
             self.bases[row] = maximum.largest();

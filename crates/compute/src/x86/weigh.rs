@@ -13,10 +13,10 @@ pub(super) trait Weigh: Simd {
     /// # Safety
     /// The machine has the instruction set; 32 weights fit at `into`.
     #[inline(always)]
-    unsafe fn weigh(scores: [Self; 2], scale: f32, base: f32, sum: Self, into: *mut bf16) -> Self {
+    unsafe fn weigh(scores: [Self; 2], scale: f32, base: Self, sum: Self, into: *mut bf16) -> Self {
         // SAFETY: as promised by the caller.
         unsafe {
-            let (scale, base) = (Self::splat(scale), Self::splat(-base));
+            let (scale, base) = (Self::splat(scale), Self::splat(0.0).subtract(base));
             let first = weight(scores[0].multiply_add(scale, base));
             let second = weight(scores[1].multiply_add(scale, base));
             Self::store_bf16_both([first, second], into);
@@ -49,11 +49,12 @@ const SECOND_BITS: i64 = 0x3131_2121_1111_0101;
 /// rounded weights, the same that the values are multiplied by.
 impl Weigh for ZmmBf16 {
     #[inline(always)]
-    unsafe fn weigh(scores: [Self; 2], scale: f32, base: f32, sum: Self, into: *mut bf16) -> Self {
+    unsafe fn weigh(scores: [Self; 2], scale: f32, base: Self, sum: Self, into: *mut bf16) -> Self {
         // SAFETY: as promised by the caller.
         unsafe {
             let scale = _mm512_set1_ps(scale * STEPS);
-            let one = _mm512_set1_ps((EXPONENT_OF_ONE - base) * STEPS);
+            let one = _mm512_set1_ps(EXPONENT_OF_ONE * STEPS);
+            let one = _mm512_fnmadd_ps(base.0, _mm512_set1_ps(STEPS), one);
             let first = _mm512_cvtps_epi32(_mm512_fmadd_ps(scores[0].0, scale, one));
             let second = _mm512_cvtps_epi32(_mm512_fmadd_ps(scores[1].0, scale, one));
             // Below 0 is 0. Packing works within quarters of a register: put the eighths back in order.
@@ -61,8 +62,9 @@ impl Weigh for ZmmBf16 {
             let line = _mm512_permutexvar_epi64(order, _mm512_packus_epi32(first, second));
             let parts = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(SECOND_BITS), line);
             let above = _mm512_loadu_si512(ABOVE.as_ptr().cast());
-            let above = _mm512_maskz_permutexvar_epi8(LOW_BYTES, parts, above);
-            let weights = _mm512_sub_epi16(line, above);
+            let above = _mm512_permutexvar_epi8(parts, above);
+            // Never more than the low bytes hold, because 2^f is never below 1.
+            let weights = _mm512_mask_sub_epi8(line, LOW_BYTES, line, above);
             _mm512_storeu_si512(into.cast(), weights);
             let ones = _mm512_set1_epi32(0x3f80_3f80);
             let bf16 = |pairs| std::mem::transmute::<__m512i, __m512bh>(pairs);
@@ -87,7 +89,7 @@ mod tests {
         // SAFETY: as promised by the caller.
         unsafe {
             let both = [S::load(scores.as_ptr()), S::load(scores.as_ptr().add(SIMD_WIDTH))];
-            *sum = S::weigh(both, 0.5, 3.0, S::splat(0.0), into.as_mut_ptr()).sum();
+            *sum = S::weigh(both, 0.5, S::splat(3.0), S::splat(0.0), into.as_mut_ptr()).sum();
         }
     }
 
