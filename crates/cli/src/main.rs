@@ -32,11 +32,16 @@ use std::process::ExitCode;
 /// The command line is wrong; clap exits so by itself.
 const EXIT_BAD_USAGE: u8 = 2;
 
+/// The longest message.
+const MESSAGE_BYTES_MAX: usize = 4000;
+
 /// Finished, but some lines failed.
 const EXIT_LINES_FAILED: u8 = 3;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    glinthawk_model::silence_guarded_panics();
+    interrupt::survive_file_limits();
     let filter = tracing_subscriber::EnvFilter::try_from_env("GLINTHAWK_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -89,5 +94,33 @@ fn message(error: &anyhow::Error) -> String {
             message += &format!(": {cause}");
         }
     }
-    message
+    printable(&message)
+}
+
+/// A message that may quote what strangers wrote, without what a terminal would obey, and not longer than a page.
+fn printable(message: &str) -> String {
+    let mut printable = String::new();
+    for character in message.chars() {
+        if printable.len() > MESSAGE_BYTES_MAX {
+            return printable + "…";
+        }
+        match character {
+            '\n' | '\t' => printable.push(character),
+            _ if character.is_control() => printable.extend(character.escape_default()),
+            _ => printable.push(character),
+        }
+    }
+    printable
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_printable() {
+        assert_eq!(printable("a\u{1b}[2J\u{7}\n\tü"), "a\\u{1b}[2J\\u{7}\n\tü");
+        let long = printable(&"x".repeat(1 << 20));
+        assert!(long.len() < MESSAGE_BYTES_MAX + 8 && long.ends_with('…'));
+    }
 }

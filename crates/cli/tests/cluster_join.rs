@@ -4,8 +4,8 @@
 mod cluster_support;
 mod common;
 
-use cluster_support::{Dispatcher, LOOK, Running, TOKEN_VARIABLE, worker};
-use common::{Case, Random, lines_in, mixed_requests};
+use cluster_support::{Dispatcher, LOOK, Running, TOKEN, TOKEN_VARIABLE, worker};
+use common::{Case, Random, glinthawk, lines_in, mixed_requests};
 use glinthawk_model::testing;
 use serde_json::Value;
 use std::fs;
@@ -171,6 +171,24 @@ fn too_many_of_one_tier_are_said() {
         let left = worker.finish().expect(1);
         assert!(left.stderr.contains("the dispatcher is gone"), "{}", left.stderr);
     }
+}
+
+#[test]
+fn a_worker_without_memory_is_sent_away() {
+    let case = Case::new(mixed_requests(20, 4, 16));
+    let expected = expected(&case);
+    let dispatcher = Dispatcher::listen(&case, "127.0.0.1:0", &["--tier1", "1", "--workers", "2"]);
+    let small =
+        ["worker", "--join", &dispatcher.address, "--tier", "2", "--context-memory", "1KiB"];
+    let small = Running::start(glinthawk(small).env(TOKEN_VARIABLE, TOKEN));
+    small.finish().expect(1);
+    let workers = [dispatcher.worker(&["--tier", "2"]), dispatcher.worker(&["--tier", "1"])];
+    let finished = dispatcher.running.finish().expect(0);
+    assert!(finished.stderr.contains("an attention worker has 1.0 KiB"), "{}", finished.stderr);
+    for worker in workers {
+        worker.finish().expect(0);
+    }
+    assert!(case.results() == expected, "other results than one process");
 }
 
 #[test]

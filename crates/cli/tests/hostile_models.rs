@@ -119,6 +119,50 @@ fn hostile_tokenizers_are_refused_by_name() {
     }
 }
 
+/// Files that the library takes, and that make it panic on a text.
+#[test]
+fn tokenizers_that_break_on_a_text_cost_its_line_only() {
+    let empty = json!({"type": "Prepend", "prepend": ""});
+    let nothing = |before: &str| {
+        let pattern = format!("(?={before})");
+        json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": "z"})
+    };
+    for (normalizer, text, chat) in
+        [(nothing("aaaa"), 400, 200), (nothing("user"), 200, 400), (empty, 400, 400)]
+    {
+        let (case, folder) = case();
+        let path = folder.join("tokenizer.json");
+        let file = fs::read_to_string(&path).expect("the tokenizer");
+        let mut file: Value = serde_json::from_str(&file).expect("JSON");
+        file["normalizer"] = normalizer;
+        fs::write(&path, file.to_string()).expect("written");
+        let finished = case.run(&[]).expect(3);
+        assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
+        let answers = case.answers();
+        for (id, code) in [("text", text), ("chat", chat)] {
+            let response = &answers[id]["response"];
+            assert_eq!(response["status_code"], code, "{id}: {response}");
+            let message = response["body"]["error"]["message"].as_str().unwrap_or("tokenizer.json");
+            assert!(message.contains("tokenizer.json"), "{message}");
+        }
+    }
+}
+
+#[test]
+fn a_template_that_says_too_much_costs_no_memory() {
+    let (case, folder) = case();
+    let template = "{{ ('a' * 1000).replace('', 'b' * 100000) }}";
+    fs::write(folder.join("chat_template.jinja"), template).expect("written");
+    case.run(&[]).expect(3);
+    let answers = case.answers();
+    assert_eq!(answers["text"]["response"]["status_code"], 200);
+    let message = &answers["chat"]["response"]["body"]["error"]["message"];
+    assert!(
+        message.as_str().is_some_and(|message| message.contains("bytes has more")),
+        "{message}"
+    );
+}
+
 #[test]
 fn hostile_templates_cost_their_lines_only() {
     let templates = [

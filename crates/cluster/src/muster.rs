@@ -88,6 +88,7 @@ impl Muster {
             let event = self.controller.recv(TICK);
             self.gather(event);
             self.hurry();
+            self.measure(&spec);
         }
         if let Some(settled) = spec.settle.and_then(|settle| settle(&self.offered())) {
             layout = settled;
@@ -225,6 +226,24 @@ impl Muster {
         let late = self.members.iter().filter(|(_, member)| is_late(member));
         for peer in late.map(|(peer, _)| *peer).collect::<Vec<Peer>>() {
             self.dismiss(peer, "it offered nothing");
+        }
+    }
+
+    /// Sends workers away that would be in Tier 2 and have no memory for one context: with them nothing could begin.
+    fn measure(&mut self, spec: &ClusterSpec<'_>) {
+        let (layout, config) = (&spec.layout, spec.model.config());
+        if spec.settle.is_some() || spec.context_memory_bytes.is_some() {
+            return; // what they have to hold is not known yet, or somebody has said it
+        }
+        let lane = u32::from(layout.tier1_attends);
+        let too_small = |(&peer, member): (&Peer, &Waiting)| {
+            let offer = member.offer.as_ref()?;
+            let attends = offer.tier == Some(2) && offer.gpu.is_none();
+            let pages = layout.pages(config, (0, lane), offer.memory_bytes);
+            Some((peer, pages.err().filter(|_| attends)?.to_string()))
+        };
+        for (peer, reason) in self.members.iter().filter_map(too_small).collect::<Vec<_>>() {
+            self.dismiss(peer, &reason);
         }
     }
 

@@ -37,23 +37,30 @@ struct Worker {
     command: Command,
     child: Child,
     restarts: u32,
+    /// When it was started last.
+    started: Instant,
 }
 
 impl Worker {
     fn start(name: String, mut command: Command) -> Result<Self, ClusterError> {
         let child = spawn(&name, &mut command)?;
-        Ok(Self { name, command, child, restarts: 0 })
+        Ok(Self { name, command, child, restarts: 0, started: Instant::now() })
     }
 
     fn ended(&mut self) -> Result<Option<ExitStatus>, ClusterError> {
         self.child.try_wait().map_err(ClusterError::io("cannot look after workers"))
     }
 
-    /// Starts a worker again that has failed, or was asked to leave.
+    /// Starts a worker again that has failed, or was asked to leave. One that ends soon, or cannot be started, has to wait,
+    /// each time twice as long: what stopped it may pass.
     fn revive(&mut self) -> Result<(), ClusterError> {
-        if self.restarts > RESTARTS_MAX || self.ended()?.is_none() {
+        if self.restarts > RESTARTS_MAX
+            || self.ended()?.is_none()
+            || self.started.elapsed() < LOOK * (1 << self.restarts)
+        {
             return Ok(());
         }
+        self.started = Instant::now();
         self.restarts += 1;
         if self.restarts > RESTARTS_MAX {
             let worker = &self.name;

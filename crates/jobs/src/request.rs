@@ -8,7 +8,7 @@ use crate::messages::read_messages;
 use crate::refusal::{Refusal, shortened};
 use crate::sampling::read_sampling;
 use crate::served::ServedModel;
-use glinthawk_model::Tokenizer;
+use glinthawk_model::{Tokenizer, guarded};
 use glinthawk_protocol::{Biases, Prompt, Sampling};
 use serde_json::value::RawValue;
 
@@ -220,12 +220,21 @@ fn chat_tokens(model: &ServedModel, value: &RawValue) -> Result<Vec<u32>, Refusa
         return Err(Refusal::field("messages", message));
     };
     check_text(model, "messages", messages.iter().map(|message| message.content.len()).sum())?;
-    let tokens = template
-        .encode(&model.tokenizer, &messages)
+    let rendered = template
+        .prepare(&model.tokenizer, &messages)
         .map_err(|error| Refusal::field("messages", shortened(&error.to_string())))?;
+    // A template may say much more than the messages do.
+    check_text(model, "messages", rendered.text_bytes())?;
+    let tokens = encoded("messages", || rendered.encode(&model.tokenizer))?;
     check_not_empty("messages", &tokens)?;
     check_text_tokens(model, "messages", &tokens)?;
     Ok(tokens)
+}
+
+/// The tokens of a text, unless the model's tokenizer breaks on it.
+fn encoded(param: &str, encode: impl FnOnce() -> Vec<u32>) -> Result<Vec<u32>, Refusal> {
+    let message = "the tokenizers library fails on this text, with the model's tokenizer.json";
+    guarded(encode).ok_or_else(|| Refusal::field(param, message))
 }
 
 /// How a `prompt` string becomes tokens.
@@ -264,7 +273,7 @@ fn prompt_tokens(
             return Err(Refusal::field("prompt", "`prompt` is empty"));
         }
         check_text(model, "prompt", text.len())?;
-        let tokens = reading.encode(&model.tokenizer, &text);
+        let tokens = encoded("prompt", || reading.encode(&model.tokenizer, &text))?;
         check_not_empty("prompt", &tokens)?;
         check_text_tokens(model, "prompt", &tokens)?;
         return Ok((tokens, Some(text)));

@@ -85,6 +85,24 @@ pub struct ChatTemplate {
     file: Arc<str>,
 }
 
+/// A conversation as text, in which what was said is marked, so that no control token is read from it.
+pub struct Rendered {
+    text: String,
+    sentinel: Sentinel,
+}
+
+impl Rendered {
+    /// Bytes of the text, a few of which are marks.
+    pub fn text_bytes(&self) -> usize {
+        self.text.len()
+    }
+
+    /// Its tokens.
+    pub fn encode(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        tokenizer.encode_rendered(&self.text, Some(&self.sentinel))
+    }
+}
+
 impl ChatTemplate {
     /// Parses a template in the dialect of Hugging Face's `transformers`; `file` is where it is
     /// from, for messages.
@@ -122,6 +140,15 @@ impl ChatTemplate {
         tokenizer: &Tokenizer,
         messages: &[ChatMessage],
     ) -> Result<Vec<u32>, ChatError> {
+        Ok(self.prepare(tokenizer, messages)?.encode(tokenizer))
+    }
+
+    /// The text of a conversation, ready to be encoded.
+    pub fn prepare(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[ChatMessage],
+    ) -> Result<Rendered, ChatError> {
         let strings = messages.iter().flat_map(|message| [&message.role, &message.content]);
         let special = tokenizer.special_tokens().iter().flat_map(|(_, token)| token.texts());
         let texts = strings.chain(special).map(String::as_str).chain([&*self.source]);
@@ -133,8 +160,8 @@ impl ChatTemplate {
                 content: tokenizer.guard(&message.content, &sentinel),
             })
             .collect();
-        let rendered = self.render(tokenizer, &guarded)?;
-        Ok(tokenizer.encode_rendered(&rendered, Some(&sentinel)))
+        let text = self.render(tokenizer, &guarded)?;
+        Ok(Rendered { text, sentinel })
     }
 
     fn failure(&self, error: jinja::Error) -> ChatError {

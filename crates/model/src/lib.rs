@@ -20,11 +20,11 @@ pub mod testing;
 pub mod tokenizer;
 mod weights;
 
-pub use chat::{ChatError, ChatMessage, ChatTemplate};
+pub use chat::{ChatError, ChatMessage, ChatTemplate, Rendered};
 pub use config::{ModelConfig, even_slices};
 pub use error::{ConfigError, ModelError};
 pub use identity::ModelIdentity;
 pub use model::{ElsewhereWeights, Model, Source};
 pub use source::gguf::{Metadata, Value};
-pub use tokenizer::{Tokenizer, TokenizerError};
+pub use tokenizer::{Tokenizer, TokenizerError, guarded, silence_guarded_panics};
 pub use weights::{LayerTensor, Tensor};

@@ -3,6 +3,7 @@
 mod control;
 mod decoder;
 mod gguf;
+mod guarded;
 mod huggingface;
 mod pretokenize;
 mod screening;
@@ -17,6 +18,7 @@ use thiserror::Error;
 pub use control::Sentinel;
 pub use decoder::Decoder;
 pub use gguf::GgufVocabulary;
+pub use guarded::{guarded, silence_guarded_panics};
 pub use special::SpecialToken;
 
 use crate::model::{Model, Source};
@@ -66,7 +68,8 @@ impl TokenizerError {
 /// A model's tokenizer: cheap to clone, shared between threads.
 ///
 /// [`encode`](Self::encode) drops what a vocabulary cannot express, as the reference
-/// implementations do. For example, SmolLM2's has no token for six of the control characters.
+/// implementations do. For example, SmolLM2's has no token for six of the control characters. Where a file is not to be
+/// trusted, encode in [`guarded`] work: there are files on which the tokenizers library panics.
 #[derive(Clone)]
 pub struct Tokenizer {
     shared: Arc<Shared>,

@@ -2,7 +2,9 @@
 
 use super::control::{ControlToken, ControlTokens};
 use super::vocabulary::{ByteAlphabet, Vocabulary, fallback_byte};
-use super::{Engine, Shared, Tokenizer, TokenizerError, VOCAB_SIZE_MAX, screening, special};
+use super::{
+    Engine, Shared, Tokenizer, TokenizerError, VOCAB_SIZE_MAX, guarded, screening, special,
+};
 use crate::regular;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -74,15 +76,15 @@ fn load_json(path: PathBuf, hash: &mut Sha256) -> Result<TokenizerConfig, Tokeni
 /// Has the library read a file that it can read.
 fn read_engine(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
     screening::check(bytes)?;
-    // What is let in has not been seen to panic, but the library does not promise it.
-    let read = std::panic::catch_unwind(|| {
+    // The library does not promise that what is let in does not make it panic.
+    let read = guarded(|| {
         let read = tokenizers::Tokenizer::from_bytes(bytes);
         let mut engine = read.map_err(|error| error.to_string())?;
         settle(&mut engine)?;
         template_prefix(&engine)?;
         Ok(engine)
     });
-    read.unwrap_or_else(|_| Err("the tokenizers library cannot read this file".to_owned()))
+    read.unwrap_or_else(|| Err("the tokenizers library cannot read this file".to_owned()))
 }
 
 /// Makes encoding a function of the text alone that cannot fail.
