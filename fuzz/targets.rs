@@ -6,13 +6,15 @@ use glinthawk_cluster::net::{HELLO_BYTES, Hello, Status, Token};
 use glinthawk_cluster::read_any;
 use glinthawk_flight::{BodyChecksum, Buffer, HEADER_BYTES, Header, Limits, Message};
 use glinthawk_jobs::{ServedModel, preview_line};
-use glinthawk_model::{ChatMessage, ChatTemplate, Model, Tensor, Tokenizer, guarded};
+use glinthawk_model::{
+    ChatMessage, ChatTemplate, Model, Tensor, Tokenizer, guarded, silence_guarded_panics,
+};
 use glinthawk_plan::{Catalogue, Cluster, Plan, Profile, Shape, Workload};
 use half::bf16;
 use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Once};
 
 /// A target by its name.
 pub type Target = fn(&[u8]);
@@ -153,6 +155,9 @@ fn speak(tokenizer: &Tokenizer) {
 
 /// A folder's tokenizer.
 pub fn tokenizers(data: &[u8]) {
+    // A panic that is caught is no finding, and printing it takes longer than all else.
+    static SILENCED: Once = Once::new();
+    SILENCED.call_once(silence_guarded_panics);
     let folder = folder("tokenizers");
     fs::write(folder.join("tokenizer.json"), data).expect("room for a file");
     if let Ok(tokenizer) = Tokenizer::from_folder(&folder) {
