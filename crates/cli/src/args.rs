@@ -430,9 +430,10 @@ pub struct EngineArgs {
     /// cluster whose processes do not share all cores]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub flights: Option<u32>,
-    /// Most prefill rows of one prompt in a batch
-    #[arg(long, default_value_t = CHUNK_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub chunk: u32,
+    /// Most prefill rows of one prompt in a batch [default: 256; on one machine, the best for the job if there is a
+    /// profile of it]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub chunk: Option<u32>,
     /// Memory for contexts in each process that attends, such as 4GiB; in a hybrid, two sizes are for its Tier-1 and its
     /// Tier-2 nodes, such as 2GiB,48GiB [default: half of the free memory, in equal parts; on a GPU, all that weights
     /// leave]

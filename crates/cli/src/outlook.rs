@@ -3,30 +3,31 @@
 use crate::progress::{say, with_bars};
 use crate::units;
 use glinthawk_cluster::RunStats;
-use glinthawk_launch::{BatchAndFlights, Expected, Opened, Outlook, Specification, better_shape};
+use glinthawk_launch::{Expected, JobShape, Opened, Outlook, Specification, better_shape};
 
-/// A batch and a number of flights that promise more than the usual ones. A job does not fail for want of a profile.
+/// A shape of batches that promises more than the usual one. A job does not fail for want of a profile.
 pub fn chosen_shape(
     expected: &Expected,
     opened: &Opened,
     specification: &Specification,
-) -> Option<BatchAndFlights> {
+) -> Option<JobShape> {
     let found = with_bars(|tell| better_shape(expected, opened, specification, tell));
     let found = found.unwrap_or_else(|error| {
         let error = anyhow::Error::from(error);
         say(format_args!("going on without a profile of this machine: {error:#}"));
         None
     })?;
-    let flights = |(_, flights)| match found.better.1 == found.usual.1 {
-        true => String::new(),
-        false => format!(" in {}", units::counted(u64::from(flights), "flight")),
-    };
+    let (better, usual) = (found.better, found.usual);
+    let parts = [
+        ("rows in a batch", better.batch, usual.batch),
+        ("flights", better.flights, usual.flights),
+        ("prefill rows of a prompt at a time", better.chunk, usual.chunk),
+    ];
+    let other = parts.iter().filter(|(_, better, usual)| better != usual);
+    let other = other.map(|(what, better, usual)| format!("{better} {what} instead of {usual}"));
     say(format_args!(
-        "batches of {} rows{} instead of {}{}: {:.0}% more tokens/s by a profile of this machine",
-        found.better.0,
-        flights(found.better),
-        found.usual.0,
-        flights(found.usual),
+        "{}: {:.0}% more tokens/s by a profile of this machine",
+        other.collect::<Vec<_>>().join(", "),
         100.0 * found.gain
     ));
     Some(found.better)

@@ -72,6 +72,10 @@ fn print(profile: &Profile) -> anyhow::Result<()> {
         profile.attention.iter().map(|curve| curve.context.to_string()).collect();
     let curves: Vec<&Curve> = profile.attention.iter().map(|curve| &curve.points).collect();
     table(&mut out, &contexts, &curves)?;
+    if !profile.fused_at_once.is_empty() {
+        writeln!(out, "\nfused, in a step that the device is given at once")?;
+        table(&mut out, &["fused".to_owned()], &[&profile.fused_at_once])?;
+    }
     if !profile.to_host.is_empty() {
         writeln!(out, "\ncopies: q, k and v to the host, attention's output to the device")?;
         let names = ["to host", "to device"].map(str::to_owned);
@@ -87,9 +91,10 @@ fn print(profile: &Profile) -> anyhow::Result<()> {
     )?;
     writeln!(
         out,
-        "each end of a message: {:.1} µs, and {:.2} µs a KiB",
+        "each end of a message: {:.1} µs, and {:.2} µs a KiB ({:.2} beside readers)",
         microseconds(around.message_seconds),
         microseconds(around.byte_seconds) * 1024.0,
+        microseconds(around.byte_beside_reading_seconds) * 1024.0,
     )?;
     writeln!(
         out,
@@ -97,6 +102,8 @@ fn print(profile: &Profile) -> anyhow::Result<()> {
         microseconds(around.wake_seconds),
         microseconds(around.crowded_seconds),
     )?;
+    let slower = 100.0 * around.slower_beside_messages;
+    writeln!(out, "cores read memory {slower:.0}% slower while messages are sent and received")?;
     Ok(())
 }
 
@@ -189,6 +196,7 @@ mod tests {
             },
             pre: curve.clone(),
             post: curve.clone(),
+            fused_at_once: Vec::new(),
             fused: curve.clone(),
             classify: curve.clone(),
             logits: curve.clone(),

@@ -81,8 +81,8 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         .and_then(|survey| Expected::of(survey, prepared.standing(), specification.sharing));
     let open = expected.as_ref().filter(|_| planned.is_none());
     let chosen = open.and_then(|job| outlook::chosen_shape(job, &opened, &specification));
-    if let Some((batch, flights)) = chosen {
-        (specification.batch, specification.flights) = (Some(batch), Some(flights));
+    if let Some(shape) = chosen {
+        specification = shape.of(specification);
     }
     let crowd = expected.as_ref().map_or(Crowd::UNKNOWN, Expected::crowd);
     let resolved = Resolved::new(&specification, &opened, crowd)?;

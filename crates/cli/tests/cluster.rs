@@ -154,7 +154,7 @@ fn outputs_of_int8_contexts_are_identical_in_every_topology() {
 
 #[test]
 fn a_trace_shows_every_node_at_work() {
-    let case = Case::new(mixed_requests(20, 4, 8));
+    let case = Case::new(mixed_requests(100, 4, 8));
     let trace = case.path("trace.json");
     let trace = trace.to_str().expect("a path of text");
     let memory = ["--context-memory", "100KiB,16MiB"];

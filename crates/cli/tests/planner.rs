@@ -86,6 +86,34 @@ fn a_profile_in_the_cache_is_named_after_the_machine() {
 }
 
 #[test]
+fn a_profile_chooses_the_rows_of_a_chunk() {
+    let cache = TempDir::new().expect("a folder");
+    let mut command = glinthawk(["profile", "--brief", "--threads", "1", "--model", TINY]);
+    Finished::of(command.env("GLINTHAWK_CACHE", cache.path())).expect(0);
+    let kept = fs::read_dir(cache.path().join("profiles")).expect("a folder").next();
+    let path = kept.expect("one").expect("it can be read").path();
+    // If a chunk takes as long however many rows it has, few and large ones are best.
+    let mut profile = json(path.to_str().expect("text"));
+    for curve in profile["prefill"].as_array_mut().expect("curves") {
+        for point in curve["points"].as_array_mut().expect("points") {
+            point["seconds"] = 1.0.into();
+        }
+    }
+    fs::write(&path, profile.to_string()).expect("written");
+    let tokens = vec!["7"; 600].join(",");
+    let case = Case::new(format!("{{\"prompt\":[{tokens}],\"max_tokens\":2}}\n"));
+    let says = |options: &[&str]| {
+        let mut command = case.command(options);
+        let command = command.args(["--threads", "1", "--overwrite"]);
+        let said = Finished::of(command.env("GLINTHAWK_CACHE", cache.path())).expect(0).stderr;
+        said.contains("512 prefill rows of a prompt at a time instead of 256")
+    };
+    assert!(says(&[]));
+    assert!(says(&["--batch", "512"]));
+    assert!(!says(&["--chunk", "256"]));
+}
+
+#[test]
 fn a_configuration_is_simulated_in_detail() {
     let folder = TempDir::new().expect("a folder");
     let trace = folder.path().join("trace.json");

@@ -92,22 +92,29 @@ pub struct LocalProcess {
     pub id: u32,
 }
 
+/// What is wrong with anything else than an offer.
+pub(crate) const NO_OFFER: &str = "it made no offer that makes sense";
+
 /// Sizes of pages, and characters of a kind, that an offer may name.
 const OFFER_ITEMS_MAX: usize = 64;
 
 impl Offer {
-    /// Whether a worker could mean it.
-    pub(crate) fn makes_sense(&self) -> bool {
+    /// Why it cannot be taken, if so.
+    pub(crate) fn fault(&self) -> Option<&'static str> {
         let kind_is_known = match self.gpu {
             Some(_) => self.kind.len() <= OFFER_ITEMS_MAX && !self.kind.contains(char::is_control),
             None => Isa::of_kind(&self.kind).is_ok(),
         };
-        kind_is_known
-            && matches!(self.tier, None | Some(1 | 2))
+        let makes_sense = matches!(self.tier, None | Some(1 | 2))
             && (1..=OFFER_ITEMS_MAX).contains(&self.page_positions.len())
             && !self.page_positions.contains(&0)
             && self.threads > 0
-            && self.port > 0
+            && self.port > 0;
+        match (makes_sense, kind_is_known) {
+            (true, true) => None,
+            (true, false) => Some("its kernels are not of this version of Glinthawk"),
+            (false, _) => Some(NO_OFFER),
+        }
     }
 }
 
@@ -205,5 +212,28 @@ impl Control {
         }
         postcard::from_bytes(message.table())
             .map_err(|error| ClusterError::Control(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_of_another_version_are_told_from_nonsense() {
+        let offer = Offer {
+            tier: None,
+            local: None,
+            threads: 1,
+            kind: Isa::Portable.kind(),
+            gpu: None,
+            page_positions: vec![16],
+            memory_bytes: 0,
+            port: 1,
+        };
+        assert_eq!(offer.fault(), None);
+        let older = Offer { kind: "amx-r1".to_owned(), ..offer.clone() };
+        assert!(older.fault().expect("refused").contains("version"));
+        assert_eq!(Offer { threads: 0, ..older }.fault(), Some(NO_OFFER));
     }
 }

@@ -3,7 +3,7 @@
 use crate::budget::{Budget, Placed};
 use crate::casting::{Casting, new_pass};
 use crate::complaints::Complaints;
-use crate::control::{Control, Offer};
+use crate::control::{Control, NO_OFFER, Offer};
 use crate::error::ClusterError;
 use crate::kinds::Kinds;
 use crate::layout::Layout;
@@ -210,10 +210,11 @@ impl Muster {
             Some(Event::Message { peer, message, .. }) => {
                 let Some(member) = self.members.get_mut(&peer) else { return };
                 match Control::read(&message) {
-                    Ok(Control::Offer(offer)) if member.offer.is_none() && offer.makes_sense() => {
-                        member.offer = Some(offer);
-                    }
-                    _ => self.dismiss(peer, "it made no offer that makes sense"),
+                    Ok(Control::Offer(offer)) if member.offer.is_none() => match offer.fault() {
+                        None => member.offer = Some(offer),
+                        Some(fault) => self.dismiss(peer, fault),
+                    },
+                    _ => self.dismiss(peer, NO_OFFER),
                 }
             }
         }

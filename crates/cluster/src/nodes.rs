@@ -43,7 +43,7 @@ impl Strand<'_> {
             slice: place.slice,
             tier1: weights.map(|weights| tier1(backend.clone(), weights, place, layout, config)),
             lanes,
-            attends_first: layout.tier2 == 0 || layout.own_first,
+            attends_first: B::WORKS_AHEAD == 1 || layout.tier2 == 0,
             works_max: B::WORKS_AHEAD,
         })
     }

@@ -62,7 +62,7 @@ impl UnmatchedResults {
             return "the model has changed";
         }
         "something that decides results has changed: the request, the model's files, --max-context, \
-         --context-type, or the instruction set (--isa, --device, another machine)"
+         --context-type, the instruction set (--isa, --device, another machine), or the version of Glinthawk"
     }
 
     /// How many there are.

@@ -4,14 +4,29 @@ use crate::error::LaunchError;
 use crate::machine;
 use crate::opened::Opened;
 use crate::profiles;
+use crate::rough::{Between, promised};
 use crate::specification::{Specification, flights_default};
 use glinthawk_cluster::{Crowd, Layout};
 use glinthawk_compute::{Isa, allowed_cores};
 use glinthawk_model::ModelConfig;
 use glinthawk_plan::{Catalogue, KernelTimes, RowTraffic, Shape};
+use std::sync::Arc;
 
 /// Cores of a process on a GPU that others need cores beside: one gives it work, one is the network's.
 const GPU_CORES: usize = 2;
+
+/// What is left of tokens per second where two tiers share one machine's cores, with the same rows in a batch: 62 to 67%.
+const LEFT_BY_MESSAGES: f64 = 0.65;
+/// Rows of a batch from which computing them takes about as long as reading the weights.
+const WEIGHTS_ROWS: f64 = 64.0;
+
+/// Prompts of a strand up to which a job is forecast, to find out whether Tier 2 needs more than its part of the work. In a
+/// longer one, some prompts begin while others generate, all the time.
+const PROMPTS_OF_PHASES: usize = 256;
+/// How many times more cores Tier 2 may get than its part of the work asks for.
+const MORE_TO_TIER2: [f64; 3] = [2.0, 4.0, 8.0];
+/// A gain below this is not worth other cores than the work asks for.
+const GAIN_MIN: f64 = 0.05;
 
 /// The device of the catalogue that stands for a machine without a profile.
 const STANDS_FOR_AMX: &str = "xeon-amx-2";
@@ -29,7 +44,8 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// Places a layout's processes. In a hybrid on cores, Tier 2 is used if Tier 1 has no memory for all contexts.
+    /// Places a layout's processes. In a hybrid on cores, Tier 2 is used if its memory makes batches so much fuller that
+    /// messages are worth it.
     pub(crate) fn new(
         specification: &Specification,
         opened: &Opened,
@@ -42,14 +58,14 @@ impl Placement {
         let here = allowed_cores().len();
         let on_cores = !opened.has_gpu() && topology.listen.is_none();
         let own_bytes = topology.own_memory_bytes().or(memory_bytes).unwrap_or(0);
-        let seats = here * layout.batch as usize;
-        let suffices = layout.tier1_attends
-            && layout.contexts_held(config, own_bytes, crowd) >= crowd.prompts.min(seats);
-        let uses_tier2 = layout.tier2 > 0 && !(on_cores && suffices);
+        let all_bytes = memory_bytes.unwrap_or(u64::MAX);
+        let pays = || tier2_pays(&layout, config, here, [own_bytes, all_bytes], crowd);
+        let uses_tier2 = layout.tier2 > 0 && !(on_cores && layout.tier1_attends && !pays());
         layout.own_first = layout.tier2 > 0 && !uses_tier2;
         let least = |bytes: u64| if topology.hybrid { bytes.min(own_bytes) } else { bytes };
+        let job = Job { layout: &layout, isa, memory: [least(all_bytes), all_bytes], crowd };
         let memory_bytes = memory_bytes.map(least);
-        let cores = of_processes(specification, opened, &layout, isa, memory_bytes, crowd)?;
+        let cores = of_processes(specification, opened, &job)?;
         let is_everywhere = !cores.is_empty() && cores.iter().all(|own| *own == here);
         let shares_cores = on_cores && !uses_tier2 && is_everywhere;
         let flights = match (shares_cores, layout.own_first) {
@@ -85,11 +101,9 @@ pub(crate) fn fewest(cores: &[usize]) -> Option<usize> {
 fn of_processes(
     specification: &Specification,
     opened: &Opened,
-    layout: &Layout,
-    isa: Isa,
-    memory_bytes: Option<u64>,
-    crowd: Crowd,
+    job: &Job<'_>,
 ) -> Result<Vec<usize>, LaunchError> {
+    let Job { layout, isa, memory: [memory_bytes, _], crowd } = *job;
     let (tier1, tier2) = layout.nodes();
     let here = allowed_cores().len();
     if let Some((first, second)) = specification.topology.cores {
@@ -104,24 +118,100 @@ fn of_processes(
         return Ok(Vec::new());
     }
     let config = opened.model.config();
-    let memory_bytes = memory_bytes.unwrap_or(u64::MAX);
     let shared = with_shared_cores(layout.clone(), config, here, memory_bytes, crowd);
     // Where tiers send each other rows of every layer, their network threads would wait for cores.
     let is_one_tier = layout.tier2 == 0 || layout.own_first;
     if is_one_tier && !opened.has_gpu() && shared.strands == here {
         return Ok(vec![here; opened.local.len()]);
     }
-    let kernels = thread_kernels(config, opened.model.name(), isa);
-    let mut counts = vec![(here / opened.local.len()).max(1); opened.local.len()];
-    // How many rows a batch has depends on the strands, and those on the cores.
-    for _ in 0..2 {
-        let threads = counts[..tier1].iter().copied().min().unwrap_or(1);
-        let layout = layout.clone().with_strands(config, threads, memory_bytes, crowd);
-        let needs = needs(&layout, config, &kernels, crowd).into_iter().zip(&opened.local);
-        let needs: Vec<_> = needs.map(|(need, (_, gpu))| gpu.is_none().then_some(need)).collect();
-        counts = share_out(here, &needs);
+    let kernels = Arc::new(thread_kernels(config, opened.model.name(), isa));
+    let usual = job.cores(opened, &kernels, 1.0);
+    let strands = job.stranded(config, &usual).strands;
+    if is_one_tier || opened.has_gpu() || crowd.prompts > PROMPTS_OF_PHASES * strands {
+        return Ok(usual);
     }
-    Ok(counts)
+    let link = specification.topology.link();
+    let between = Between {
+        delay_seconds: link.delay.as_secs_f64(),
+        bandwidth: link.bytes_per_second.map_or(f64::INFINITY, |rate| rate as f64),
+    };
+    let rate = |cores: &[usize]| job.promised(config, &kernels, cores, between).unwrap_or(0.0);
+    let others = MORE_TO_TIER2.map(|more| job.cores(opened, &kernels, more));
+    let others = others.into_iter().filter(|cores| *cores != usual);
+    let others = others.map(|cores| (rate(&cores), cores));
+    let best = others.max_by(|(one, _), (other, _)| one.total_cmp(other));
+    let enough = |best: &(f64, _)| best.0 > (1.0 + GAIN_MIN) * rate(&usual);
+    Ok(best.filter(enough).map_or(usual, |(_, cores)| cores))
+}
+
+/// What is placed.
+struct Job<'a> {
+    layout: &'a Layout,
+    isa: Isa,
+    /// Bytes for contexts of the attention worker that has the least, and of a Tier-2 node.
+    memory: [u64; 2],
+    crowd: Crowd,
+}
+
+impl Job<'_> {
+    /// The layout with the strands that it has on these cores.
+    fn stranded(&self, config: &ModelConfig, cores: &[usize]) -> Layout {
+        let threads = fewest(&cores[..self.layout.nodes().0]).unwrap_or(1);
+        self.layout.clone().with_strands(config, threads, self.memory[0], self.crowd)
+    }
+
+    /// Cores by what each process has to do, where what Tier 2 has to do counts so many times.
+    fn cores(&self, opened: &Opened, kernels: &KernelTimes, more: f64) -> Vec<usize> {
+        let (config, (tier1, _)) = (opened.model.config(), self.layout.nodes());
+        let here = allowed_cores().len();
+        let mut counts = vec![(here / opened.local.len()).max(1); opened.local.len()];
+        // How many rows a batch has depends on the strands, and those on the cores.
+        for _ in 0..2 {
+            let needs = needs(&self.stranded(config, &counts), config, kernels, self.crowd);
+            let needs = needs.into_iter().enumerate().zip(&opened.local);
+            let needs = needs.map(|((node, need), (_, gpu))| {
+                gpu.is_none().then_some(if node < tier1 { need } else { more * need })
+            });
+            counts = share_out(here, &needs.collect::<Vec<_>>());
+        }
+        counts
+    }
+
+    /// Tokens per second that it promises on these cores.
+    fn promised(
+        &self,
+        config: &ModelConfig,
+        kernels: &Arc<KernelTimes>,
+        cores: &[usize],
+        between: Between,
+    ) -> Option<f64> {
+        let (tier1, tier2) = cores.split_at(self.layout.nodes().0);
+        let threads = [fewest(tier1)?, fewest(tier2)?];
+        let layout = self.stranded(config, cores);
+        promised(&layout, config, kernels, self.crowd, threads, self.memory[1], between)
+    }
+}
+
+/// Whether Tier-2 nodes with so much memory, beside Tier-1 nodes with some of their own, make batches so much fuller that
+/// messages are worth it.
+fn tier2_pays(
+    layout: &Layout,
+    config: &ModelConfig,
+    cores: usize,
+    [own_bytes, bytes]: [u64; 2],
+    crowd: Crowd,
+) -> bool {
+    let own = layout.contexts_held(config, own_bytes, crowd);
+    let all = own + layout.tier2 * layout.contexts_held(config, bytes, crowd);
+    let alone = Layout { tier2: 0, ..layout.clone() };
+    let strands = with_shared_cores(alone, config, cores, own_bytes, crowd).strands;
+    let rate = |held: usize, batch: usize| {
+        let together = crowd.prompts.div_ceil(layout.pipelines).min(held) / strands;
+        let rows = crowd.rows_per_step(together.clamp(1, batch), batch) as f64;
+        rows / (rows + WEIGHTS_ROWS)
+    };
+    let batch = layout.batch as usize;
+    LEFT_BY_MESSAGES * rate(all, batch * layout.attention_workers()) > rate(own, batch)
 }
 
 /// A layout with as many strands as promise to be worthwhile where every process has all of these cores. No flight is
@@ -227,28 +317,63 @@ mod tests {
         check(16, &[some(1.0), some(1.0), some(0.0), some(0.0)], &[8, 8, 1, 1]);
     }
 
+    fn layout(tier1_attends: bool, tier2: usize) -> Layout {
+        Layout {
+            pipelines: 1,
+            slices: 1,
+            tier2,
+            tier1_attends,
+            strands: 1,
+            batch: 256,
+            flights: 3,
+            own_batch: None,
+            own_first: false,
+            chunk: 256,
+            page_positions: 16,
+            context_max: 2048,
+            context_type: ContextType::Bf16,
+            whole_flights: false,
+            sharing: true,
+        }
+    }
+
+    #[test]
+    fn tier_2_is_used_where_its_memory_is_worth_messages() {
+        let check = |shape: &str, crowd: Crowd, own: usize| {
+            let config = ModelConfig::shape(shape).expect("a known shape");
+            let layout = layout(true, 1);
+            let pages = layout.pages_for((crowd.input + crowd.output) as u32);
+            let own_bytes = own as u64 * pages * layout.page_bytes(&config, 0);
+            tier2_pays(&layout, &config, 16, [own_bytes, 1 << 36], crowd)
+        };
+        let many = Crowd { prompts: 1024, input: 128, output: 64 };
+        assert!(!check("smollm2-135m", many, 1024), "all fit");
+        assert!(!check("smollm2-135m", many, 512), "batches of half are nearly as good");
+        assert!(check("smollm2-135m", many, 64));
+        let long = Crowd { prompts: 12, input: 1024, output: 128 };
+        assert!(check("llama3-8b", long, 3));
+        assert!(!check("llama3-8b", long, 12), "all fit");
+    }
+
+    #[test]
+    fn prompts_that_generate_at_once_need_cores_in_tier_2() {
+        let config = ModelConfig::shape("llama3-8b").expect("a known shape");
+        let kernels = Arc::new(thread_kernels(&config, "llama3-8b", Isa::Amx));
+        let layout = layout(false, 1);
+        let crowd = Crowd { prompts: 12, input: 1024, output: 128 };
+        let job = Job { layout: &layout, isa: Isa::Amx, memory: [1 << 36; 2], crowd };
+        let between = Between { delay_seconds: 0.0, bandwidth: f64::INFINITY };
+        let rate = |cores: [usize; 2]| job.promised(&config, &kernels, &cores, between);
+        let [one, some, many] = [[15, 1], [13, 3], [4, 12]].map(rate);
+        assert!(some > one && some > many, "{one:?} {some:?} {many:?}");
+    }
+
     #[test]
     fn long_contexts_need_cores_in_tier_2() {
         let config = ModelConfig::shape("llama3-8b").expect("a known shape");
         let kernels = thread_kernels(&config, "llama3-8b", Isa::Portable);
         let cores = |input, output, tier1_attends, tier2| {
-            let layout = Layout {
-                pipelines: 1,
-                slices: 1,
-                tier2,
-                tier1_attends,
-                strands: 1,
-                batch: 256,
-                flights: 3,
-                own_batch: None,
-                own_first: false,
-                chunk: 256,
-                page_positions: 16,
-                context_max: 8192,
-                context_type: ContextType::Bf16,
-                whole_flights: false,
-                sharing: true,
-            };
+            let layout = layout(tier1_attends, tier2);
             let crowd = Crowd { prompts: 1024, input, output };
             let needs = needs(&layout, &config, &kernels, crowd);
             share_out(16, &needs.into_iter().map(Some).collect::<Vec<_>>())

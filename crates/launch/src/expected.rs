@@ -4,6 +4,8 @@ use crate::fixed_job::FixedJob;
 use glinthawk_cluster::Crowd;
 use glinthawk_jobs::{Beginning, JobStanding, Survey};
 use glinthawk_plan::{Common, Deployment, Forecast, Length, Workload, forecast};
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// Lines that are read to learn how long prompts are.
 pub const LINES_SURVEYED: u64 = 2000;
@@ -35,14 +37,13 @@ impl Expected {
         Some(Self { workload, prompts })
     }
 
-    /// Prompts that are all alike. `None` if they share a prefix: what that saves is not forecast.
+    /// Prompts that are all alike; `None` if they have no tokens.
     pub fn alike(job: &FixedJob) -> Option<Self> {
-        if job.prefix > 0 {
-            return None;
-        }
-        let (input, output, prompts) =
+        let (prompt, output, prompts) =
             (job.input as usize, job.output as usize, job.prompts as usize);
-        Some(Self { workload: Workload::uniform(input, output, prompts).ok()?, prompts })
+        let common = Common { tokens: job.prefix as usize, ..Common::default() };
+        let workload = Workload::new("alike", vec![Length { prompt, output, common }; prompts]);
+        Some(Self { workload: workload.ok()?, prompts })
     }
 
     /// What matters of it for the engine's shape.
@@ -66,12 +67,25 @@ impl Expected {
         (self.workload.rows() + read) * self.prompts as f64 / read
     }
 
+    /// Tokens of the longest prompt.
+    pub(crate) fn longest(&self) -> usize {
+        self.workload.lengths().iter().map(|length| length.prompt).max().unwrap_or(0)
+    }
+
     /// What all prompts take.
     pub(crate) fn forecast(&self, deployment: &Deployment) -> Forecast {
         let lengths = self.workload.lengths();
         let prompts = self.prompts.min(PROMPTS_FORECAST);
-        // The prompts that were read stand for all.
-        let all = (0..prompts).map(|prompt| lengths[prompt % lengths.len()]).collect();
+        // The prompts that were read stand for all. What only neighbours begin with is another text each time.
+        let spans = spans(lengths);
+        let all = (0..prompts).map(|prompt| {
+            let (turn, length) = (prompt / lengths.len(), lengths[prompt % lengths.len()]);
+            let Common { tokens, text, .. } = length.common;
+            let everywhere = tokens == 0 || 2 * spans[&text].len() > lengths.len();
+            let text = if everywhere { text } else { text.wrapping_add(turn as u64) };
+            Length { common: Common { text, ..length.common }, ..length }
+        });
+        let all = all.collect();
         let all = Workload::new(&self.workload.name, all).expect("lengths that were valid");
         let mut forecast = forecast(deployment, &all, None);
         let scale = self.prompts as f64 / prompts as f64;
@@ -80,6 +94,15 @@ impl Expected {
         forecast.tokens_shared *= scale;
         forecast
     }
+}
+
+/// From the first prompt that begins with a text to the last, by the text.
+fn spans(lengths: &[Length]) -> HashMap<u64, Range<usize>> {
+    let mut spans = HashMap::new();
+    for (index, length) in lengths.iter().enumerate() {
+        spans.entry(length.common.text).or_insert(index..index).end = index;
+    }
+    spans
 }
 
 /// The lengths of the prompts that were surveyed: a request with `n` choices is `n` prompts.

@@ -1,18 +1,15 @@
 //! What workers that have joined become, where nobody has said: the shape that promises most by forecast.
 
 use crate::promise::Promise;
+use crate::rough::{Between, promised};
 use crate::specification::flights_default;
 use glinthawk_cluster::{Crowd, Layout, Offered};
 use glinthawk_model::{ModelConfig, even_slices};
-use glinthawk_plan::{Deployment, KernelTimes, NetworkLink, Place, Shape, Workload, forecast};
+use glinthawk_plan::{KernelTimes, Shape};
 use std::sync::Arc;
 
-/// Prompts that are forecast at most: more of the same take proportionally longer.
-const PROMPTS_FORECAST: usize = 4000;
-
 /// What is assumed of a network that nobody has described: 10 Gbit/s, a tenth of a millisecond.
-const BANDWIDTH: f64 = 1.25e9;
-const DELAY_SECONDS: f64 = 1e-4;
+const UNKNOWN: Between = Between { delay_seconds: 1e-4, bandwidth: 1.25e9 };
 
 /// The shapes that these workers can take, the best first; none if one of them has a GPU, whose kernels nobody has timed.
 pub(crate) fn promises(
@@ -41,10 +38,7 @@ pub(crate) fn promises(
             flights: flights.unwrap_or(flights_default(tier1 as u32, tier2 as u32)),
             ..layout.clone()
         };
-        let (layout, deployment) = deployment(layout, config, kernels, crowd, workers)?;
-        let prompts = crowd.prompts.min(PROMPTS_FORECAST);
-        let job = Workload::uniform(crowd.input.max(1), crowd.output.max(1), prompts).ok()?;
-        let tokens_per_second = forecast(&deployment, &job, None).tokens_per_second();
+        let (layout, tokens_per_second) = fitted(layout, config, kernels, crowd, workers)?;
         Some((layout, Promise { pipelines, tier1, tier2, tokens_per_second }))
     };
     let mut promises: Vec<(Layout, Promise)> = shapes.filter_map(promise).collect();
@@ -55,14 +49,15 @@ pub(crate) fn promises(
     promises
 }
 
-/// A shape on these workers, as a forecast sees it; `None` if it does not fit them.
-fn deployment(
+/// A shape with the strands that these workers can have, and the tokens per second that it promises; `None` if it does
+/// not fit them.
+fn fitted(
     layout: Layout,
     config: &ModelConfig,
     kernels: &Arc<KernelTimes>,
     crowd: Crowd,
     workers: &[Offered],
-) -> Option<(Layout, Deployment)> {
+) -> Option<(Layout, f64)> {
     let (tier1, _) = layout.nodes();
     let wishes = |tier: u8| workers.iter().filter(|worker| worker.tier == Some(tier)).count();
     if wishes(1) > tier1 || wishes(2) > workers.len() - tier1 {
@@ -70,46 +65,15 @@ fn deployment(
     }
     let threads = workers.iter().map(|worker| worker.threads).min()?.max(1);
     let memory_bytes = workers.iter().map(|worker| worker.memory_bytes).min()?;
-    let shape = Shape::of("", config);
     // What a worker offers for contexts is half of what it has: the other half is for weights.
     let slices = even_slices(config.layers, layout.slices);
-    let weights = shape.slice_bytes(slices[0], true, layout.slices == 1);
+    let weights = Shape::of("", config).slice_bytes(slices[0], true, layout.slices == 1);
     if weights > memory_bytes as f64 {
         return None;
     }
     let layout = layout.with_strands(config, threads, memory_bytes, crowd);
-    let strands = layout.strands;
-    let lane_pages = layout.pages(config, (0, 0), memory_bytes / strands as u64).ok()?;
-    // Threads of one strand are taken to share its work evenly.
-    let crowding = strands as f64 / threads as f64;
-    let deployment = Deployment {
-        shape,
-        slices,
-        tier2: layout.tier2,
-        local_lane: layout.tier1_attends,
-        strands: strands * layout.pipelines,
-        own_lane: None,
-        own_first: None,
-        crowding: [crowding; 2],
-        batch: layout.batch,
-        flights: layout.flights,
-        chunk: layout.chunk,
-        context_max: layout.context_max,
-        lane_pages,
-        whole_flights: layout.whole_flights,
-        greedy: true,
-        tier1: Arc::clone(kernels),
-        tier2_kernels: Arc::clone(kernels),
-        delay_seconds: DELAY_SECONDS,
-        bandwidth: BANDWIDTH / strands as f64,
-        port: BANDWIDTH / strands as f64,
-        hop: NetworkLink {
-            rtt_seconds: 2.0 * DELAY_SECONDS,
-            bandwidth: BANDWIDTH / strands as f64,
-        },
-        place: Place::OwnMachines,
-    };
-    Some((layout, deployment))
+    let rate = promised(&layout, config, kernels, crowd, [threads; 2], memory_bytes, UNKNOWN)?;
+    Some((layout, rate))
 }
 
 #[cfg(test)]

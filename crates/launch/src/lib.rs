@@ -25,11 +25,12 @@ mod profiler;
 mod profiles;
 mod promise;
 mod resolved;
+mod rough;
 mod secret;
 mod specification;
 mod sweep;
 
-pub use batch::{BatchAndFlights, BetterShape, better_shape};
+pub use batch::{BetterShape, JobShape, better_shape};
 pub use device::Device;
 pub use error::LaunchError;
 pub use expected::{Expected, LINES_SURVEYED, lengths};

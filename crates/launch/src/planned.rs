@@ -38,7 +38,7 @@ impl Planned {
             model: plan.model.clone(),
             batch: Some(self.number("batch", batch)?),
             flights: Some(self.number("flights", plan.flights)?),
-            chunk: self.number("chunk", plan.chunk)?,
+            chunk: Some(self.number("chunk", plan.chunk)?),
             context_memory_bytes: Some(context.bytes),
             context_max: Some(self.number("max_context", plan.max_context)?),
             topology: Topology {

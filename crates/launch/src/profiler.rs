@@ -83,7 +83,7 @@ impl ProfileEffort {
     pub fn brief() -> Self {
         Self {
             batch_max: 512,
-            attention_batches: vec![1, 4, 16, 64, 256],
+            attention_batches: vec![1, 4, 16, 64, 256, 512],
             contexts: &[16, 128, 1024],
             logits_max: 64,
             context_bytes: 512 << 20,
@@ -152,6 +152,7 @@ pub fn take_profile(
         pre,
         post,
         fused,
+        fused_at_once: Vec::new(),
         classify,
         logits,
         attention: kernels.attention,
@@ -160,7 +161,7 @@ pub fn take_profile(
         to_device,
         overheads: Overheads::default(),
     };
-    profile.overheads = overheads::measure(opened, isa, count, effort.round_trips, &profile, tell)?;
+    overheads::measure(opened, isa, count, effort.round_trips, &mut profile, tell)?;
     Ok(profile)
 }
 

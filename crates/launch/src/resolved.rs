@@ -6,7 +6,7 @@ use crate::machine;
 use crate::memory::{gpu_memory_bytes, memory_bytes};
 use crate::opened::Opened;
 use crate::profiles;
-use crate::specification::{Specification, Topology, flights_default};
+use crate::specification::{CHUNK_DEFAULT, Specification, Topology, flights_default};
 use glinthawk_cluster::{ClusterError, Crowd, Kinds, Layout, Setting, left_beside_slice};
 use glinthawk_compute::cuda::CudaModel;
 use glinthawk_compute::{Isa, allowed_cores};
@@ -102,7 +102,7 @@ impl Resolved {
             }),
             own_batch: None,
             own_first: false,
-            chunk: specification.chunk,
+            chunk: specification.chunk.unwrap_or(CHUNK_DEFAULT),
             context_max: specification.context_max.unwrap_or(config.context_max as u32),
             page_positions: match opened.device {
                 Some(_) => CudaModel::PAGE_POSITIONS,

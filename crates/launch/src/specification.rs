@@ -9,7 +9,7 @@ use glinthawk_compute::{ContextType, Isa};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Prefill rows of one prompt in a step, unless something else is said.
+/// Prefill rows of one prompt in a step, if neither the specification nor a profile say.
 pub const CHUNK_DEFAULT: u32 = 256;
 
 /// Flights of a cluster for each of its Tier-1 nodes, so that there is one to compute while others travel.
@@ -38,7 +38,7 @@ pub struct Specification {
     /// Flights in the air.
     pub flights: Option<u32>,
     /// Prefill rows of one prompt in a step.
-    pub chunk: u32,
+    pub chunk: Option<u32>,
     /// Memory for contexts in each process that attends; of Tier 2, where there are two sizes.
     pub context_memory_bytes: Option<u64>,
     /// How keys and values are stored.
@@ -99,7 +99,7 @@ impl Specification {
             topology: Topology::default(),
             batch: None,
             flights: None,
-            chunk: CHUNK_DEFAULT,
+            chunk: None,
             context_memory_bytes: None,
             context_type: ContextType::default(),
             context_max: None,

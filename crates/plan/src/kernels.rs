@@ -105,6 +105,15 @@ impl KernelTimes {
         }
     }
 
+    /// The same in a step that a device is given at once.
+    pub fn fused_at_once_seconds(&self, rows: usize) -> f64 {
+        let Self::Measured(profile) = self else { return self.fused_seconds(rows) };
+        match profile.fused_at_once.last().is_some_and(|last| rows <= last.batch) {
+            true => interpolate(&profile.fused_at_once, rows),
+            false => self.fused_seconds(rows),
+        }
+    }
+
     /// Seconds of the final norm, classifier and sampling.
     pub fn classify_seconds(&self, rows: usize) -> f64 {
         match self {
@@ -195,6 +204,13 @@ impl KernelTimes {
         knots.sort_unstable();
         knots.dedup();
         knots
+    }
+
+    /// Rows of a prefill chunk up to which its attention was measured; without a limit if none was.
+    pub fn chunk_max(&self) -> usize {
+        let Self::Measured(profile) = self else { return usize::MAX };
+        let rows = profile.prefill.iter().filter_map(|curve| Some(curve.points.last()?.batch));
+        rows.max().unwrap_or(usize::MAX)
     }
 
     /// `measured` with its provenance, or `analytic`: every report says which.

@@ -61,12 +61,18 @@ pub struct Overheads {
     /// The same for each of its bytes.
     #[serde(rename = "byte")]
     pub byte_seconds: f64,
+    /// The same while other cores read memory, as they do when they attend. Not less than without.
+    #[serde(rename = "byte_beside_reading", default)]
+    pub byte_beside_reading_seconds: f64,
     /// Waking a receiver that sleeps on an idle core.
     #[serde(rename = "wake")]
     pub wake_seconds: f64,
     /// Waiting for a core on which another process computes.
     #[serde(rename = "crowded", default)]
     pub crowded_seconds: f64,
+    /// By which part of its time a core takes longer to read memory while messages are sent and received.
+    #[serde(default)]
+    pub slower_beside_messages: f64,
 }
 
 /// Seconds of every stage of one layer on one device.
@@ -85,6 +91,9 @@ pub struct Profile {
     pub post: Curve,
     /// A layer's post fused with the next layer's pre.
     pub fused: Curve,
+    /// The same in a step that a device is given at once, for batches so small that this matters; empty on cores.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fused_at_once: Curve,
     /// Final norm, classifier, the likeliest token.
     pub classify: Curve,
     /// Final norm, classifier, all logits, a token drawn from them; if empty, `classify` is used.
@@ -146,8 +155,12 @@ impl Profile {
         for (name, curve) in stages {
             check_curve(path, name, curve)?;
         }
-        let optional =
-            [("logits", &self.logits), ("to_host", &self.to_host), ("to_device", &self.to_device)];
+        let optional = [
+            ("fused_at_once", &self.fused_at_once),
+            ("logits", &self.logits),
+            ("to_host", &self.to_host),
+            ("to_device", &self.to_device),
+        ];
         for (name, curve) in optional.into_iter().filter(|(_, curve)| !curve.is_empty()) {
             check_curve(path, name, curve)?;
         }
@@ -196,8 +209,10 @@ impl Overheads {
             ("row", self.row_seconds),
             ("message", self.message_seconds),
             ("byte", self.byte_seconds),
+            ("byte_beside_reading", self.byte_beside_reading_seconds),
             ("wake", self.wake_seconds),
             ("crowded", self.crowded_seconds),
+            ("slower_beside_messages", self.slower_beside_messages),
         ];
         for (field, value) in parts {
             if !(value.is_finite() && value >= 0.0) {
@@ -243,6 +258,7 @@ pub(crate) mod tests {
             pre: curve(0.25),
             post: curve(0.75),
             fused: curve(1.0),
+            fused_at_once: Vec::new(),
             classify: curve(0.3),
             attention: vec![
                 AttentionCurve { context: 128, points: curve(0.5) },

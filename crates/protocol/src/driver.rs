@@ -49,8 +49,9 @@ pub struct Driver<P, W, C> {
     pub tier1: Option<(Tier1Node<P>, W)>,
     /// The slice's Tier-2 nodes that are here, by lane.
     pub lanes: BTreeMap<u32, (Tier2Node<P>, C)>,
-    /// Which tier starts first. Where all attention is here it does, and Tier 1's batches are larger. Elsewhere
-    /// others wait for what Tier 1 sends.
+    /// Which tier starts first. Where all attention is here it does, and Tier 1's batches are larger. So it does where one
+    /// thing is computed at a time: a Tier-1 node that always has work for other lanes would never attend for its own.
+    /// A device that goes on by itself does both, and others wait for what Tier 1 sends.
     pub attends_first: bool,
     /// Works that a node may have started at a time: more than one where a device goes on by itself.
     pub works_max: usize,

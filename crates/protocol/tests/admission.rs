@@ -2,8 +2,10 @@
 //! where that would not pay.
 
 use glinthawk_flight::Row;
-use glinthawk_protocol::virtual_time::{Costs, Planted, SimulatedCluster, VirtualRun, Wire, run};
-use glinthawk_protocol::{DispatcherConfig, LaneShape, Merge, Prompt, Stage};
+use glinthawk_protocol::virtual_time::{
+    Costs, Fault, FaultKind, Planted, SimulatedCluster, VirtualRun, Wire, run,
+};
+use glinthawk_protocol::{DispatcherConfig, LaneShape, Merge, NodeAddress, Prompt, Stage};
 
 /// Every batch takes as long as reading weights. Attention on lanes beside the first takes `beside_ns`.
 struct Steady {
@@ -132,21 +134,29 @@ fn those_that_go_on_tell_how_long_others_will() {
 }
 
 #[test]
-fn lanes_that_share_cores_are_used_when_own_ones_are_full() {
+fn lanes_that_share_cores_are_a_reserve() {
     // Two strands with a lane of their own and one beside it each; a lane has room for 20 prompts.
-    let rows = |prompts| {
+    let rows = |prompts, faults| {
         let mut cluster = cluster(vec![160; 4], None);
         cluster.dispatcher.filled_first = Some(2);
+        cluster.faults = faults;
         let mut rows = [0; 4];
         check(&cluster, prompts, &[], &mut Counted(&mut rows));
         rows
     };
-    let [one, beside_one, other, beside_other] = rows(40);
-    assert_eq!((beside_one, beside_other), (0, 0), "all fit");
+    let [one, beside_one, other, beside_other] = rows(80, Vec::new());
+    assert_eq!((beside_one, beside_other), (0, 0), "half of them wait");
     assert_eq!(one, other);
-    let [one, beside_one, other, beside_other] = rows(80);
+    let dies = |lane| Fault {
+        node: NodeAddress::Tier2(0, lane),
+        at_ns: 20_000,
+        kind: FaultKind::Dies { noticed_ns: 0 },
+        back_ns: None,
+    };
+    let [_, beside_one, _, beside_other] = rows(80, vec![dies(0)]);
+    assert_eq!((beside_one, beside_other), (0, 0), "one lane is left that prompts wait for");
+    let [_, beside_one, _, beside_other] = rows(80, vec![dies(0), dies(2)]);
     assert!(beside_one > 0 && beside_other > 0);
-    assert!(one + other >= beside_one + beside_other);
 }
 
 #[test]

@@ -35,6 +35,8 @@ pub struct BenchOptions {
     pub row_bytes_back: usize,
     /// Round trips measured, for each method.
     pub round_trips: usize,
+    /// Messages under way at a time in them. With more than one, the time from answer to answer counts.
+    pub under_way: usize,
     /// Computation between two round trips, during which the far end is idle.
     pub pause: Duration,
     /// Messages of the throughput run, for each method.
@@ -284,7 +286,7 @@ fn echo(
     Ok(())
 }
 
-/// Sends `count` messages, each after the answer to the one before; how long each took.
+/// Sends `count` messages, so many at a time; how long each took, or each answer came after the one before.
 fn ping(
     options: &BenchOptions,
     near: &Controller,
@@ -292,15 +294,22 @@ fn ping(
     count: usize,
 ) -> Result<Vec<Duration>, BenchError> {
     let mut round_trips = Vec::with_capacity(count);
-    for _ in 0..count {
-        let paused = Instant::now();
-        while paused.elapsed() < options.pause {
-            spin_loop();
+    let (mut sent, mut start) = (0, Instant::now());
+    for answered in 0..count {
+        while sent < count.min(answered + options.under_way) {
+            let paused = Instant::now();
+            while paused.elapsed() < options.pause {
+                spin_loop();
+            }
+            if options.under_way == 1 {
+                start = Instant::now();
+            }
+            near.send(far_peer, outgoing(options, near.pool()))?;
+            sent += 1;
         }
-        let start = Instant::now();
-        near.send(far_peer, outgoing(options, near.pool()))?;
         let message = next_message(near, Kind::Attended)?;
         round_trips.push(start.elapsed());
+        start = Instant::now();
         near.pool().give(message.into_payload());
     }
     Ok(round_trips)

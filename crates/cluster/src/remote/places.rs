@@ -144,10 +144,13 @@ impl RemoteFabric {
     pub(super) fn overhear(&mut self, peer: Peer, message: &Message) {
         let Some(waiting) = self.waiting.get_mut(&peer) else { return };
         match Control::read(message) {
-            Ok(Control::Offer(offer)) if waiting.offer.is_none() && offer.makes_sense() => {
-                waiting.offer = Some(offer);
-                tracing::info!(%peer, "a worker has joined and waits for a place");
-            }
+            Ok(Control::Offer(offer)) if waiting.offer.is_none() => match offer.fault() {
+                None => {
+                    waiting.offer = Some(offer);
+                    tracing::info!(%peer, "a worker has joined and waits for a place");
+                }
+                Some(fault) => self.dismiss(peer, fault),
+            },
             _ => self.dismiss(peer, &format!("{} that is no offer", message.kind())),
         }
     }

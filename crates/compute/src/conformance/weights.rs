@@ -178,9 +178,12 @@ fn bits_are_the_same_in_any_company(big: &Shape) {
             // More rows than one block of rows holds, if the path is fast enough for the test.
             let many = if isa == Isa::Portable { 40 } else { 570 };
             let rest: Vec<u64> = (6..many).collect();
-            for shards in
-                [vec![&[0u64, 5][..]], vec![&[9, 5, 0][..], &[3]], vec![&rest[..], &[5, 0]]]
-            {
+            for shards in [
+                vec![&[0u64, 5][..]],
+                vec![&[9, 5, 0][..], &[3]],
+                vec![&rest[..], &[5, 0]],
+                vec![&[0][..], &rest[..rest.len() / 2], &[5], &rest[rest.len() / 2..]],
+            ] {
                 let outcome = run(&mut weights, big, &shards);
                 for (place, row) in shards
                     .concat()

@@ -14,7 +14,7 @@ use super::simd::{SIMD_WIDTH, Simd};
 use super::softmax::{self, BlockRow, RunningSoftmax};
 use super::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
 use super::vector::{DotRows, dot_rows};
-use super::weigh::Weigh;
+use super::weigh::{Weigh, tile_pair};
 use crate::memory::Memory;
 use crate::{ComputeError, ContextType};
 use half::bf16;
@@ -28,6 +28,8 @@ pub(super) const JOB_TILES: usize = 32;
 const STEP_PAGES: usize = STEP / PAGE;
 /// Tiles that go through the products together.
 const TILES_TOGETHER: usize = 2;
+/// Rows of a tile that become weights before the next lines are fetched, if a job has several tiles.
+const ROWS_AT_ONCE: usize = 8;
 /// Weights of one tile and one stretch.
 const STRETCH_WEIGHTS: usize = STRETCH_PAGES / STEP_PAGES * TILE;
 
@@ -282,10 +284,17 @@ impl<'a> Stretch<'a> {
                 let whole = block.len() == BLOCK_PAGES
                     && first as usize <= page * PAGE
                     && block_end * PAGE <= last as usize + 1;
-                let raised = if whole {
-                    self.weigh::<S, SCALED, true>(&tiles, block, share, work)
-                } else {
-                    self.weigh::<S, SCALED, false>(&tiles, block, share, work)
+                let raised = match (whole, self.queries.tiles) {
+                    (true, true) => self.weigh::<S, SCALED, true, true>(&tiles, block, share, work),
+                    (true, false) => {
+                        self.weigh::<S, SCALED, true, false>(&tiles, block, share, work)
+                    }
+                    (false, true) => {
+                        self.weigh::<S, SCALED, false, true>(&tiles, block, share, work)
+                    }
+                    (false, false) => {
+                        self.weigh::<S, SCALED, false, false>(&tiles, block, share, work)
+                    }
                 };
                 if raised {
                     self.add_values::<S, SCALED>(&tiles, added..page, work);
@@ -302,7 +311,7 @@ impl<'a> Stretch<'a> {
     /// Returns whether sums of values must be scaled before the block's are added. Between two rows, `share` groups of
     /// lines are fetched.
     #[inline(always)]
-    unsafe fn weigh<S: Weigh, const SCALED: bool, const WHOLE: bool>(
+    unsafe fn weigh<S: Weigh, const SCALED: bool, const WHOLE: bool, const TILES: bool>(
         &mut self,
         tiles: &Range<usize>,
         block: Range<usize>,
@@ -314,6 +323,8 @@ impl<'a> Stretch<'a> {
         let position = (self.range.start + block.start) * PAGE;
         let pages = &self.pages[block.clone()];
         let mut raised = false;
+        // Few instructions between the rows of whole tiles: they would take as long as the rows themselves.
+        let rows_at_once = if self.queries.tile_count() == 1 { 1 } else { ROWS_AT_ONCE };
         for tile in tiles.clone() {
             let index = tile - tiles.start;
             let scores = work.scores[index * BLOCK_PAGES * RESULT_TILE..].as_ptr();
@@ -321,21 +332,25 @@ impl<'a> Stretch<'a> {
                 stretch_weights(work, index).wrapping_add(block.start / STEP_PAGES * TILE);
             let part = &mut work.parts[tile];
             let first_row = tile * TILE_ROWS;
-            for row in 0..(self.queries.rows - first_row).min(TILE_ROWS) {
+            let rows = (self.queries.rows - first_row).min(TILE_ROWS);
+            for first in (0..rows).step_by(rows_at_once) {
+                let rows = first..(first + rows_at_once).min(rows);
                 if !self.fetcher.is_done() {
-                    self.fetcher.fetch(share);
+                    self.fetcher.fetch(rows.len() * share);
                 }
-                let block = BlockRow {
-                    scores: scores.wrapping_add(row * PAGE),
-                    weights: weights.wrapping_add(row * STEP),
-                    pages,
-                    position,
-                    seen: if WHOLE { (0, 0) } else { self.queries.seen(first_row + row) },
-                    head_dim,
-                    scale,
-                };
-                // SAFETY: as promised by the caller.
-                raised |= unsafe { part.weigh::<S, SCALED, WHOLE>(row, &block) };
+                for row in rows {
+                    let block = BlockRow {
+                        scores: scores.wrapping_add(row * PAGE),
+                        weights: weights.wrapping_add(row * STEP),
+                        pages,
+                        position,
+                        seen: if WHOLE { (0, 0) } else { self.queries.seen(first_row + row) },
+                        head_dim,
+                        scale,
+                    };
+                    // SAFETY: as promised by the caller.
+                    unsafe { part.weigh::<S, SCALED, WHOLE, TILES>(row, &block, &mut raised) };
+                }
             }
         }
         raised
@@ -469,7 +484,7 @@ impl<'a> Stretch<'a> {
         }
     }
 
-    /// Copies the values of all pages into tiles: [step][d / 16][32 / 2][16][2].
+    /// Copies the values of all pages into tiles: [step][d / 16][32 / 2][16][2], pairs of positions as weights have them.
     #[inline(always)]
     unsafe fn pack_values<S: Simd>(&mut self, into: *mut bf16) {
         const LINE: usize = 2 * SIMD_WIDTH;
@@ -479,7 +494,7 @@ impl<'a> Stretch<'a> {
         for page in 0..stored.next_multiple_of(STEP_PAGES) {
             let step = into.wrapping_add(page / STEP_PAGES * STEP * head_dim);
             for pair in 0..PAGE / 2 {
-                let into = step.wrapping_add((page % STEP_PAGES * (PAGE / 2) + pair) * LINE);
+                let into = step.wrapping_add(tile_pair(page % STEP_PAGES == 1, pair) * LINE);
                 // SAFETY: every line lies on a page of the stretch, or in its tile.
                 unsafe {
                     if page == stored {

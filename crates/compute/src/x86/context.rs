@@ -21,6 +21,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// With fewer jobs per thread than this, the splits of long contexts are shared out one by one.
 const JOBS_PER_THREAD: usize = 4;
+/// Memory is touched ahead by a fraction of what is in use, and by no more than this.
+const AHEAD_FRACTION: usize = 4;
+const AHEAD_BYTES_MAX: usize = 256 << 20;
+/// What a thread touches at a time: a huge page, at the steps of small ones.
+const TOUCH_BYTES: usize = 2 << 20;
+const SMALL_PAGE_BYTES: usize = 4 << 10;
 
 /// The pages of a slice's layers.
 pub(crate) struct X86Context {
@@ -28,6 +34,9 @@ pub(crate) struct X86Context {
     threads: Arc<Threads>,
     /// (layers, pages, kv_heads); [`attention::HeadPages`] describes each.
     bytes: Memory<u8>,
+    layers: usize,
+    /// Pages whose memory is there, from the first on.
+    touched: usize,
     workspaces: Vec<Workspace>,
     /// Parts of splits, if splits are shared out one by one.
     parts: Vec<RunningSoftmax>,
@@ -101,6 +110,8 @@ impl X86Context {
             (0..threads.count()).map(|_| Workspace::new(config.head_dim, context_type)).collect();
         Ok(Self {
             bytes: Memory::zeroed("context pages", len.ok_or(overflow)?)?,
+            layers,
+            touched: 0,
             shape,
             threads,
             workspaces: workspaces?,
@@ -115,6 +126,37 @@ impl X86Context {
 
     pub(crate) fn fill(&mut self, byte: u8) {
         self.bytes.fill(byte);
+        self.touched = self.shape.pages;
+    }
+
+    /// Has the memory of the pages that rows are written to there. The system clears it at the first touch, a huge page at
+    /// a time: a thread that met one within a kernel would keep all others waiting. So all of them do it before, for all
+    /// layers, and a little ahead. Pages are given out from the first on.
+    fn touch(&mut self, rows: &[BoundRow<'_>]) {
+        let last = rows.iter().map(|row| row.pages[row.position as usize / PAGE]).max();
+        let needed = last.map_or(0, |last| last as usize + 1);
+        if needed <= self.touched || self.threads.count() == 1 {
+            return;
+        }
+        let (page_bytes, pages) = (self.shape.page_bytes(), self.shape.pages);
+        let ahead =
+            (self.touched / AHEAD_FRACTION).min(AHEAD_BYTES_MAX / (page_bytes * self.layers));
+        let upto = needed.max(self.touched + ahead).min(pages);
+        let bytes = (upto - self.touched) * page_bytes;
+        let parts = bytes.div_ceil(TOUCH_BYTES);
+        let (first, layer_bytes) = (self.touched * page_bytes, page_bytes * pages);
+        let all = SharedMut::new(&mut self.bytes);
+        self.threads.for_each(self.layers * parts, |task| {
+            let (layer, part) = (task / parts, task % parts * TOUCH_BYTES);
+            let len = TOUCH_BYTES.min(bytes - part);
+            // SAFETY: tasks have different parts. Nothing was written there yet, so they are zero.
+            let part = unsafe { all.part(layer * layer_bytes + first + part, len) };
+            for byte in part.iter_mut().step_by(SMALL_PAGE_BYTES) {
+                // SAFETY: a byte that is borrowed.
+                unsafe { std::ptr::write_volatile(byte, 0) };
+            }
+        });
+        self.touched = upto;
     }
 
     /// Cuts the batch into runs, segments and jobs. Returns whether all runs are of different slots.
@@ -207,6 +249,7 @@ impl X86Context {
         qkv: &Buffer,
         attended: &mut Buffer,
     ) {
+        self.touch(rows);
         let distinct = self.plan(rows);
         let few =
             self.threads.count() > 1 && self.jobs.len() < JOBS_PER_THREAD * self.threads.count();

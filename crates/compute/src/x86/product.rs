@@ -35,10 +35,27 @@ const LINE: usize = LINE_BYTES / size_of::<bf16>();
 /// consecutive ranges of rows find a block's weights in a cache.
 const BLOCKS_PER_THREAD: usize = 4;
 
+/// Rows of a part: from twice as many on, threads share out rows before they share out outputs. What a thread makes is then
+/// in its own cache when the next kernel of the layer reads it. The price is that every part reads all weights.
+const ROWS_OF_PART: usize = 128;
+/// The same for weights that do not stay in any core's cache.
+const ROWS_OF_LARGE_PART: usize = 192;
+/// Bytes of such weights.
+const WEIGHTS_LARGE: usize = 8 << 20;
+
+/// Where a thread's share of the rows of a batch begins. Kernels that share out rows agree on it.
+pub(super) fn share_start(rows: usize, thread: usize, threads: usize) -> usize {
+    let run = if rows >= threads * ROWS_OF_PART { ROWS_OF_PAIR } else { TILE_ROWS / 2 };
+    ((rows.div_ceil(run) * thread).div_ceil(threads) * run).min(rows)
+}
+
 /// How a product is cut into tasks, and a task into passes.
 pub(super) struct Blocking {
     /// Rows of a task.
     rows: usize,
+    /// Parts of the rows, and ranges of rows in a part. A part is one thread's, or shared by a few.
+    parts: usize,
+    ranges: usize,
     /// Steps of a piece of k.
     steps: usize,
     /// Whether the left operand stays in the cache with all of k, so that a few panels are finished
@@ -60,17 +77,22 @@ impl Blocking {
         let rows_max = LEFT_BYTES / (weights.steps() * STEP * size_of::<bf16>());
         let rows_max = (rows_max / ROWS_OF_PAIR).max(1) * ROWS_OF_PAIR;
         let stays = steps == weights.steps() || rows.min(ROWS_IN_PIECES) <= rows_max;
-        let ranges = rows.div_ceil(if stays { rows_max } else { ROWS_IN_PIECES }).max(1);
+        let bytes = weights.panels() * weights.steps() * TILE * size_of::<bf16>();
+        let least = if bytes < WEIGHTS_LARGE { ROWS_OF_PART } else { ROWS_OF_LARGE_PART };
+        let rows_of_part = rows.div_ceil((rows / least).clamp(1, threads));
+        let ranges = rows_of_part.div_ceil(if stays { rows_max } else { ROWS_IN_PIECES }).max(1);
         // Even ranges, rather than a last one of few rows.
-        let rows = rows.div_ceil(ranges).next_multiple_of(ROWS_OF_PAIR).max(ROWS_OF_PAIR);
+        let range = rows_of_part.div_ceil(ranges).next_multiple_of(ROWS_OF_PAIR).max(ROWS_OF_PAIR);
+        let parts = rows.div_ceil(ranges * range).max(1);
+        let rows = range;
         let groups = weights.panels().div_ceil(group);
         let group_results = rows * PANEL * group.next_multiple_of(2);
         let groups_max = if stays { groups } else { (RESULTS_MAX / group_results).max(1) };
         // A single thread with a single range of rows shares nothing and reuses nothing.
         let share = if threads * ranges == 1 { 1 } else { threads * BLOCKS_PER_THREAD };
-        let blocks = groups.div_ceil(groups_max).max(share);
-        let blocks = blocks.next_multiple_of(threads).min(groups).max(1);
-        Self { rows, steps, stays, group, groups, blocks }
+        let blocks = groups.div_ceil(groups_max).max(share.div_ceil(parts));
+        let blocks = blocks.next_multiple_of(threads.div_ceil(parts)).min(groups).max(1);
+        Self { rows, parts, ranges, steps, stays, group, groups, blocks }
     }
 
     fn panels(&self, block: usize, panels: usize) -> Range<usize> {
@@ -124,8 +146,8 @@ impl Multiplier {
         assert_eq!(left.steps(), weights.steps(), "steps of the left operand and of the weights");
         let whole = left.piece() == left.steps();
         assert!(whole || left.piece() == blocking.steps, "pieces of the left operand");
-        let row_ranges = rows.div_ceil(blocking.rows);
-        let tasks = row_ranges * blocking.blocks;
+        let Blocking { ranges, blocks, .. } = *blocking;
+        let tasks = blocking.parts * blocks * ranges;
         for taken in &mut self.taken {
             *taken.0.get_mut() = 0;
         }
@@ -147,14 +169,18 @@ impl Multiplier {
                     if number >= share.end {
                         break;
                     }
-                    // Row ranges innermost.
-                    let (block, range) = (number / row_ranges, number % row_ranges);
-                    let start = range * blocking.rows;
+                    // Part by part, with the ranges of a part innermost.
+                    let (part, block) = (number / ranges / blocks, number / ranges % blocks);
+                    let start = (part * ranges + number % ranges) * blocking.rows;
+                    let after = (part * ranges + (number + 1) % ranges) * blocking.rows;
+                    if start >= rows {
+                        continue;
+                    }
                     let task = Task {
                         rows: start..(start + blocking.rows).min(rows),
                         panels: blocking.panels(block, weights.panels()),
                         number: block,
-                        rows_after: (range + 1) % row_ranges * blocking.rows,
+                        rows_after: if after < rows { after } else { start },
                         isa,
                         left,
                         weights,

@@ -75,6 +75,29 @@ impl BlockRow<'_> {
     }
 }
 
+/// score · scale - base, counted in so many parts of a doubling, from `one` on. `scale` is in parts already.
+#[inline(always)]
+unsafe fn exponents<S: Simd>(
+    scores: [S; BLOCK_PAGES],
+    scale: f32,
+    base: f32,
+    parts: f32,
+    one: f32,
+) -> [S; BLOCK_PAGES] {
+    let [a, b, c, d] = scores;
+    // SAFETY: as promised by the caller: the machine has the instruction set of `S`.
+    unsafe {
+        let scale = S::splat(scale);
+        let offset = S::splat(base).multiply_add(S::splat(-parts), S::splat(one));
+        [
+            a.multiply_add(scale, offset),
+            b.multiply_add(scale, offset),
+            c.multiply_add(scale, offset),
+            d.multiply_add(scale, offset),
+        ]
+    }
+}
+
 impl RunningSoftmax {
     pub(super) fn new(head_dim: usize) -> Result<Self, ComputeError> {
         let values = Memory::zeroed("attention sums", head_dim / SIMD_WIDTH * RESULT_TILE)?;
@@ -107,61 +130,55 @@ impl RunningSoftmax {
     }
 
     /// Turns one row's scores of a block into weights. If pages have scales (`SCALED`), a value's scale multiplies
-    /// its weight after the weight was added to the sum. Returns whether the sums of values must be scaled before
+    /// its weight after the weight was added to the sum. Says in `raised` if the sums of values must be scaled before
     /// this block's values are added. A block is `WHOLE` if it has all its pages and the row sees all of it.
     ///
     /// # Safety
     /// The machine has the instruction set of `S`; the block's buffers are as described.
     #[inline(always)]
-    pub(super) unsafe fn weigh<S: Weigh, const SCALED: bool, const WHOLE: bool>(
+    pub(super) unsafe fn weigh<
+        S: Weigh,
+        const SCALED: bool,
+        const WHOLE: bool,
+        const TILES: bool,
+    >(
         &mut self,
         row: usize,
         block: &BlockRow<'_>,
-    ) -> bool {
+        raised: &mut bool,
+    ) {
         let count = if WHOLE { BLOCK_PAGES } else { block.pages.len() };
+        let (parts, one) = if SCALED { (1.0, 0.0) } else { (S::PARTS, S::ONE) };
         // SAFETY: as promised by the caller.
         unsafe {
-            let scale = S::splat(block.scale);
-            let none = S::splat(f32::NEG_INFINITY);
-            let mut scores = [none; BLOCK_PAGES];
-            let mut maximum = none;
+            let mut scores = [S::splat(f32::NEG_INFINITY); BLOCK_PAGES];
             for (page, score) in scores.iter_mut().enumerate().take(count) {
                 *score = block.page::<S, SCALED, WHOLE>(page);
-                maximum = maximum.max(*score);
             }
-            let raised = self.raise::<S>(row, maximum.multiply(scale));
-            let base = S::splat(self.bases[row]);
+            let mut x = exponents(scores, block.scale * parts, self.bases[row], parts, one);
+            let largest = x[0].max(x[1]).max(x[2].max(x[3]));
+            if largest.any_greater(S::splat(RAISE.mul_add(parts, one))) {
+                *raised |= self.raise(row, &scores, block.scale);
+                x = exponents(scores, block.scale * parts, self.bases[row], parts, one);
+            }
             let mut sum = S::load(self.sums[row].as_ptr());
             for pair in 0..count.div_ceil(2) {
-                let scores = [scores[2 * pair], scores[2 * pair + 1]];
-                let into = block.weights.add(pair * TILE);
+                let x = [x[2 * pair], x[2 * pair + 1]];
                 sum = match SCALED {
-                    true => self.weigh_scaled(row, block, pair, scores, sum),
-                    false => S::weigh(scores, block.scale, base, sum, into),
+                    true => Self::weigh_scaled(block, pair, x, sum),
+                    false => S::weigh::<TILES>(x, sum, block.weights.add(pair * TILE)),
                 };
             }
             sum.store(self.sums[row].as_mut_ptr());
-            raised
         }
     }
 
     /// The weights of two pages, which a value's scale multiplies after they were added to the sum.
     #[inline(always)]
-    unsafe fn weigh_scaled<S: Simd>(
-        &self,
-        row: usize,
-        block: &BlockRow<'_>,
-        pair: usize,
-        scores: [S; 2],
-        sum: S,
-    ) -> S {
+    unsafe fn weigh_scaled<S: Simd>(block: &BlockRow<'_>, pair: usize, x: [S; 2], sum: S) -> S {
         // SAFETY: as promised by the caller.
         unsafe {
-            let (scale, base) = (S::splat(block.scale), S::splat(-self.bases[row]));
-            let mut pages = [
-                weight(scores[0].multiply_add(scale, base)),
-                weight(scores[1].multiply_add(scale, base)),
-            ];
+            let mut pages = [weight(x[0]), weight(x[1])];
             let sum = sum.add(pages[0].add(pages[1]));
             for (&page, weights) in block.pages[2 * pair..].iter().zip(&mut pages) {
                 let scales = Scales::of(page, block.head_dim);
@@ -172,16 +189,14 @@ impl RunningSoftmax {
         }
     }
 
-    /// Raises a row's base if a block's maximum asks for it. Returns whether sums of values must be scaled.
+    /// Raises a row's base to the largest of a block's scores. Returns whether sums of values must be scaled.
     #[inline(always)]
-    unsafe fn raise<S: Simd>(&mut self, row: usize, maximum: S) -> bool {
+    unsafe fn raise<S: Simd>(&mut self, row: usize, scores: &[S; BLOCK_PAGES], scale: f32) -> bool {
         let before = self.bases[row];
         // SAFETY: as promised by the caller.
         unsafe {
-            if !maximum.any_greater(S::splat(before).add(S::splat(RAISE))) {
-                return false;
-            }
-            self.bases[row] = maximum.largest();
+            let [a, b, c, d] = *scores;
+            self.bases[row] = a.max(b).max(c.max(d)).largest() * scale;
             if before == BASE_NONE {
                 return false;
             }

@@ -3,26 +3,37 @@
 use super::functions::weight;
 use super::simd::{Simd, Ymm2, Zmm, ZmmBf16};
 use half::bf16;
+use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// How a path turns scores into weights.
+/// How a path turns scores into weights. A weight is 2^x. The path counts x in parts of its own, so that a score becomes
+/// x with one multiply-add: score · scale · [`Self::PARTS`] + offset.
 pub(super) trait Weigh: Simd {
-    /// Writes the weights of two pages, 2^(score · scale - base) for scores that exceed the base by little, 0 for -∞.
-    /// Returns `sum` with all of them added, lane by lane.
+    /// Parts of a doubling.
+    const PARTS: f32 = 1.0;
+    /// x of a weight of 1.
+    const ONE: f32 = 0.0;
+
+    /// Writes the weights of two pages: 0 for -∞. Returns `sum` with all of them added. In what order positions stand
+    /// is for the path to say if they are for `TILES`, where values are copied into any order: see [`tile_pair`].
     ///
     /// # Safety
     /// The machine has the instruction set; 32 weights fit at `into`.
     #[inline(always)]
-    unsafe fn weigh(scores: [Self; 2], scale: f32, base: Self, sum: Self, into: *mut bf16) -> Self {
+    unsafe fn weigh<const TILES: bool>(x: [Self; 2], sum: Self, into: *mut bf16) -> Self {
         // SAFETY: as promised by the caller.
         unsafe {
-            let (scale, base) = (Self::splat(scale), Self::splat(0.0).subtract(base));
-            let first = weight(scores[0].multiply_add(scale, base));
-            let second = weight(scores[1].multiply_add(scale, base));
+            let (first, second) = (weight(x[0]), weight(x[1]));
             Self::store_bf16_both([first, second], into);
             sum.add(first.add(second))
         }
     }
+}
+
+/// Where a pair of a page's positions stands among the sixteen of two pages, if weights are for tiles: by fours, one page
+/// and the other in turn, as a register is packed.
+pub(super) fn tile_pair(second_page: bool, pair: usize) -> usize {
+    pair / 2 * 4 + usize::from(second_page) * 2 + pair % 2
 }
 
 impl Weigh for Ymm2 {}
@@ -41,30 +52,41 @@ const ABOVE: [u8; 64] = [
 ];
 /// Every second byte.
 const LOW_BYTES: u64 = 0x5555_5555_5555_5555;
-/// In each word, where the bits begin that count in 64ths: the word's second.
-const SECOND_BITS: i64 = 0x3131_2121_1111_0101;
 
-/// The bits of 2^x in bf16 are nearly a linear function of x: exponent and mantissa follow each other. So x is scaled,
-/// rounded and packed as integers, 32 at a time, and what the line is too high by is looked up. The sum is of the
-/// rounded weights, the same that the values are multiplied by.
+/// `from` less every second byte of `what`. With a mask that the compiler knows, it would take two instructions.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn subtract_low_bytes(mut from: __m512i, what: __m512i) -> __m512i {
+    // SAFETY: works on registers alone.
+    unsafe {
+        asm!("vpsubb {from}{{{low}}}, {from}, {what}", from = inout(zmm_reg) from, what = in(zmm_reg) what,
+            low = in(kreg) LOW_BYTES, options(pure, nomem, nostack));
+    }
+    from
+}
+
+/// The bits of 2^x in bf16 are nearly a linear function of x: exponent and mantissa follow each other. So x is counted in
+/// steps from the bits of 0, rounded and packed as integers, 32 at a time, and what the line is too high by is looked up.
+/// The sum is of the rounded weights, the same that the values are multiplied by.
 impl Weigh for ZmmBf16 {
+    const PARTS: f32 = STEPS;
+    const ONE: f32 = EXPONENT_OF_ONE * STEPS;
+
     #[inline(always)]
-    unsafe fn weigh(scores: [Self; 2], scale: f32, base: Self, sum: Self, into: *mut bf16) -> Self {
+    unsafe fn weigh<const TILES: bool>(x: [Self; 2], sum: Self, into: *mut bf16) -> Self {
         // SAFETY: as promised by the caller.
         unsafe {
-            let scale = _mm512_set1_ps(scale * STEPS);
-            let one = _mm512_set1_ps(EXPONENT_OF_ONE * STEPS);
-            let one = _mm512_fnmadd_ps(base.0, _mm512_set1_ps(STEPS), one);
-            let first = _mm512_cvtps_epi32(_mm512_fmadd_ps(scores[0].0, scale, one));
-            let second = _mm512_cvtps_epi32(_mm512_fmadd_ps(scores[1].0, scale, one));
-            // Below 0 is 0. Packing works within quarters of a register: put the eighths back in order.
-            let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-            let line = _mm512_permutexvar_epi64(order, _mm512_packus_epi32(first, second));
-            let parts = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(SECOND_BITS), line);
+            let [first, second] = [_mm512_cvtps_epi32(x[0].0), _mm512_cvtps_epi32(x[1].0)];
+            // Below 0 is 0. Packing works within quarters of a register.
+            let mut line = _mm512_packus_epi32(first, second);
+            if !TILES {
+                let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+                line = _mm512_permutexvar_epi64(order, line);
+            }
             let above = _mm512_loadu_si512(ABOVE.as_ptr().cast());
-            let above = _mm512_permutexvar_epi8(parts, above);
+            let above = _mm512_permutexvar_epi8(_mm512_srli_epi16::<1>(line), above);
             // Never more than the low bytes hold, because 2^f is never below 1.
-            let weights = _mm512_mask_sub_epi8(line, LOW_BYTES, line, above);
+            let weights = subtract_low_bytes(line, above);
             _mm512_storeu_si512(into.cast(), weights);
             let ones = _mm512_set1_epi32(0x3f80_3f80);
             let bf16 = |pairs| std::mem::transmute::<__m512i, __m512bh>(pairs);
@@ -88,8 +110,10 @@ mod tests {
     ) {
         // SAFETY: as promised by the caller.
         unsafe {
-            let both = [S::load(scores.as_ptr()), S::load(scores.as_ptr().add(SIMD_WIDTH))];
-            *sum = S::weigh(both, 0.5, S::splat(3.0), S::splat(0.0), into.as_mut_ptr()).sum();
+            let (scale, offset) = (S::splat(0.5 * S::PARTS), S::splat(S::ONE - 3.0 * S::PARTS));
+            let x = [0, SIMD_WIDTH]
+                .map(|first| S::load(scores.as_ptr().add(first)).multiply_add(scale, offset));
+            *sum = S::weigh::<false>(x, S::splat(0.0), into.as_mut_ptr()).sum();
         }
     }
 

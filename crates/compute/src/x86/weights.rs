@@ -5,7 +5,7 @@ use super::epilogue::{
 };
 use super::norm::{NormRow, copy_row, norm_row};
 use super::pack::{Panels, Sources};
-use super::product::{Blocking, Multiplier};
+use super::product::{Blocking, Multiplier, share_start};
 use super::tiles::{Activations, PANEL, STEP};
 use crate::memory::{Arena, Memory, SharedMut};
 use crate::rope::Rope;
@@ -334,16 +334,16 @@ impl X86Weights {
         self.take_rows(shards.iter().flat_map(|shard| shard.slab.clone()));
         let width = self.config.query_width();
         let into = self.inputs.reshape(self.rows.len(), width);
-        let mut first = 0;
-        for shard in shards {
+        let sources = shards.iter().flat_map(|shard| {
             let values = &shard.attended.bf16()[..shard.slab.len() * width];
-            let slab = &self.slab[shard.slab.start * self.stride..];
-            share_rows(&self.threads, shard.slab.len(), |row| {
-                copy_row(&values[row * width..][..width], &into, first + row);
-                fetch(&slab[row * self.stride..][..self.stride]);
-            });
-            first += shard.slab.len();
-        }
+            values.chunks_exact(width)
+        });
+        let sources: Vec<&[bf16]> = sources.collect();
+        let (slab, stride, rows) = (&*self.slab, self.stride, &self.rows);
+        share_rows(&self.threads, rows.len(), |row| {
+            copy_row(sources[row], &into, row);
+            fetch(&slab[rows[row] * stride..][..stride]);
+        });
         self.multiply_into_slab(layer, IntoSlab::Output);
         self.norm_rows(Norm::FeedForward(layer));
         self.multiply_gate_up(layer);
@@ -385,11 +385,11 @@ impl X86Weights {
     }
 }
 
-/// Runs `task` for every row, in runs long enough to be worth sharing.
+/// Runs `task` for every row on the thread whose share it is.
 fn share_rows(threads: &Threads, rows: usize, task: impl Fn(usize) + Sync) {
-    const RUN: usize = 8;
-    threads.for_each(rows.div_ceil(RUN), |run| {
-        (run * RUN..((run + 1) * RUN).min(rows)).for_each(&task)
+    threads.run(|thread, count| {
+        let start = |thread| share_start(rows, thread, count);
+        (start(thread)..start(thread + 1)).for_each(&task);
     });
 }
 

@@ -9,6 +9,7 @@ use super::network::Network;
 use super::processes::{Nodes, processes};
 use super::{Deployment, Forecast, Place};
 use crate::heap::{Heap, time_key, time_of};
+use crate::kernels::KernelTimes;
 use crate::profile::Overheads;
 use crate::random::Random;
 use crate::trace::Trace;
@@ -263,6 +264,21 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// How many times as long a Tier-2 node that leaves a core to the network attends as it would with that core, and
+    /// without messages that pass through memory.
+    fn beside_messages(&self) -> f64 {
+        let Deployment { place, tier2_kernels, strands, .. } = self.deployment;
+        let threads = match &**tier2_kernels {
+            KernelTimes::Measured(profile) => profile.provenance.threads as f64,
+            KernelTimes::Analytic(_) => return 1.0,
+        };
+        let leaves_core = *strands == 1 && tier2_kernels.on_many_cores();
+        if *place != Place::OwnMachines || tier2_kernels.on_device() || !leaves_core {
+            return 1.0;
+        }
+        (1.0 + tier2_kernels.overheads().slower_beside_messages) * threads / (threads - 1.0)
+    }
+
     fn in_one_process(&self) -> bool {
         self.deployment.place == Place::OneProcess
     }
@@ -332,6 +348,7 @@ impl<'a> Machine<'a> {
         let local = self.deployment.local_lane && launch.step.shard.lane == 0;
         let kernels = if local { &self.deployment.tier1 } else { &self.deployment.tier2_kernels };
         let crowding = self.deployment.crowding[usize::from(!local)];
-        crowding * self.alike.attention_seconds(launch, kernels)
+        let seconds = crowding * self.alike.attention_seconds(launch, kernels);
+        if local { seconds } else { self.beside_messages() * seconds }
     }
 }

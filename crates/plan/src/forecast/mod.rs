@@ -18,19 +18,24 @@ mod expected;
 mod machine;
 mod network;
 mod processes;
+mod strands;
 
 pub use deployment::{Deployment, OwnLane, Place};
 pub use expected::Forecast;
 
 use crate::trace::Trace;
-use crate::workload::{Length, Workload};
+use crate::workload::{Common, Length, Workload};
 use machine::Machine;
+use strands::strand_share;
 
 /// Prompts per seat that are simulated. The rest of a longer job follows at the pace of the last of them.
 const PROMPTS_PER_SEAT: usize = 4;
 
 /// Seats that a small cluster is taken to have, so that enough of its job is simulated.
 const SEATS_MIN: usize = 16;
+
+/// Prompts that are sampled in a row, if some have something in common: those that begin alike are often neighbours.
+const SAMPLED_IN_A_ROW: usize = 64;
 
 /// By how many spreads the slowest of some strands is slower than their average, over the logarithm of their number:
 /// about what a normal distribution has.
@@ -128,10 +133,8 @@ fn side_by_side(
     trace: Option<&mut Trace>,
 ) -> Forecast {
     let (lengths, strands) = (workload.lengths(), deployment.strands);
-    // Take a different one of every few prompts each time, because lengths may alternate.
-    let mine = |(index, _): &(usize, &Length)| (index + index / strands).is_multiple_of(strands);
-    let share = lengths.iter().enumerate().filter(mine).map(|(_, length)| *length).collect();
-    let share = Workload::new(&workload.name, share).expect("lengths that were valid");
+    let share = Workload::new(&workload.name, strand_share(lengths, strands));
+    let share = share.expect("lengths that were valid");
     let strand = forecast_strand(deployment, &share, grain, trace);
     let (times, count) = (strands as f64, strands as u64);
     let slowest = 1.0 + SLOWEST * times.ln() * deployment.tier1.spread();
@@ -154,9 +157,12 @@ fn side_by_side(
     }
 }
 
-/// `count` of the lengths, evenly from all over the job.
+/// `count` of the lengths, evenly from all over the job; a few in a row where they have something in common.
 fn sample(lengths: &[Length], count: usize) -> Vec<Length> {
-    (0..count).map(|index| lengths[index * lengths.len() / count]).collect()
+    let alike = lengths.iter().any(|length| length.common != Common::default());
+    let row = if alike { SAMPLED_IN_A_ROW.min(count) } else { 1 };
+    let rows = count.div_ceil(row);
+    (0..count).map(|index| lengths[index / row * lengths.len() / rows + index % row]).collect()
 }
 
 #[cfg(test)]
@@ -167,7 +173,6 @@ mod tests {
     use crate::profile::tests::linear;
     use crate::profile::{Point, Profile};
     use crate::shape::Shape;
-    use crate::workload::Common;
     use std::sync::Arc;
 
     fn deployment(tier2: usize, place: Place) -> Deployment {
@@ -392,6 +397,18 @@ mod tests {
         let both = forecast(&two, &all, None).seconds;
         assert!((both / half - 1.0).abs() < 0.02, "{both} {half}");
         assert_eq!(together.tier1_seconds.len(), 2);
+    }
+
+    #[test]
+    fn own_lanes_are_not_left_behind() {
+        // Tier 1 always has work for the other lane.
+        let without = Deployment { flights: 3, ..deployment(1, Place::OwnMachines) };
+        let with = Deployment { local_lane: true, ..without.clone() };
+        for prompts in [6, 12, 24, 48] {
+            let took = |deployment: &Deployment| seconds(deployment, prompts, 100, 20);
+            let (with, without) = (took(&with), took(&without));
+            assert!(with < 1.02 * without, "{prompts} prompts: {with} s, without {without} s");
+        }
     }
 
     #[test]

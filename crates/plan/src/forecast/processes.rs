@@ -44,7 +44,7 @@ pub(super) fn processes(deployment: &Deployment, grain: usize) -> Vec<Nodes> {
     let slices = deployment.slices.len();
     let (lanes, local) = (deployment.lanes() as u32, u32::from(deployment.local_lane));
     let rows_max = deployment.rows_max();
-    let attends_first = deployment.tier2 == 0 || deployment.own_first.is_some();
+    let attends_first = deployment.tier2 == 0 || !deployment.tier1.on_device();
     let attention = |last: bool, lanes: std::ops::Range<u32>| -> BTreeMap<_, _> {
         // Nobody asks for pages, so there are no tables.
         lanes

@@ -41,8 +41,8 @@ pub struct DispatcherConfig {
     /// Lane 0, if it is much faster than the others: it is filled first, and takes prompts over from them when it would
     /// be idle.
     pub own_lane: Option<LaneShape>,
-    /// One of every so many lanes, lane 0 first, is on a Tier-1 node that others share their cores with. These are filled
-    /// first.
+    /// One of every so many lanes, lane 0 first, is on a Tier-1 node that others share their cores with. Prompts wait for
+    /// these; the others are a reserve, used when all of these are lost.
     pub filled_first: Option<u32>,
     /// Rows of one prompt's prefill in one step.
     pub chunk: u32,

@@ -2,19 +2,11 @@
 
 use super::entry::{Entry, Seat};
 use super::need::{Need, Needs};
-use super::stragglers::USUAL;
+use super::newcomers::{Manifest, Manifests, Newcomer};
 use super::{Dispatcher, DispatcherAction, ShardState, sharing};
 use crate::message::{Launch, Merge};
 use crate::prompt::PromptId;
 use glinthawk_flight::{Row, ShardId, StepId, pages_for};
-use std::collections::BTreeMap;
-
-/// Rows planned for a shard that is home, in the order they will stand.
-#[derive(Default)]
-struct Manifest {
-    rows: u32,
-    prompts: Vec<(PromptId, u32)>,
-}
 
 impl Dispatcher {
     /// Plans and launches every shard that is home and has something to do. Call it after everything
@@ -34,7 +26,7 @@ impl Dispatcher {
         self.recall(&open);
         let flights = self.flights_wanted();
         self.regroup(&open, flights);
-        let mut manifests: BTreeMap<ShardId, Manifest> = BTreeMap::new();
+        let mut manifests = Manifests::new();
         for shard in open {
             manifests.insert(shard, Manifest::default());
             self.plan_seated(shard, &mut manifests);
@@ -76,7 +68,7 @@ impl Dispatcher {
     /// Gives the seated prompts of a shard their rows: those that generate first (one row each
     /// always fits, because there are never more seats than rows), then those still in prefill, by
     /// age.
-    fn plan_seated(&mut self, shard: ShardId, manifests: &mut BTreeMap<ShardId, Manifest>) {
+    fn plan_seated(&mut self, shard: ShardId, manifests: &mut Manifests) {
         let seated = self.shards[&shard].seated.clone();
         let (generating, prefilling): (Vec<_>, Vec<_>) =
             seated.into_iter().partition(|id| self.entries[id].rows_wanted() == 1);
@@ -85,25 +77,16 @@ impl Dispatcher {
         }
     }
 
-    /// Seats waiting prompts, oldest first, each on the shard with the most room among the first `flights` flights.
-    fn plan_newcomers(&mut self, flights: u32, manifests: &mut BTreeMap<ShardId, Manifest>) {
+    /// Seats waiting prompts, one after the other, while there is room for the next.
+    fn plan_newcomers(&mut self, flights: u32, manifests: &mut Manifests) {
         if self.queue.is_empty() {
             return;
         }
         let lanes = 0..self.lanes.len() as u32;
         let mut needs: Vec<Needs> = lanes.map(|lane| self.needs(lane)).collect();
-        while let Some(&(_, id)) = self.queue.first() {
-            let need = self.need_of(&self.entries[&id]);
-            let shared = self.pages_shared(id);
-            // Those that it would share are of its input.
-            let positions = |shared: &u32| shared * self.config.page_positions;
-            let wanted =
-                shared.iter().map(positions).map(|shared| Need { now: need.now - shared, ..need });
-            let wanted: Vec<Need> = wanted.collect();
-            let shard = self.shard_for(flights, &wanted, &shared, &needs, manifests);
-            let Some(shard) = shard else { return };
-            needs[shard.lane as usize].add(wanted[shard.lane as usize]);
-            self.queue.pop_first();
+        while let Some(Newcomer { id, shard, need }) = self.newcomer(flights, &needs, manifests) {
+            needs[shard.lane as usize].add(need);
+            self.queue.remove(&self.entries[&id].rank());
             self.seat(id, shard);
             self.plan_rows(id, shard, manifests);
             if self.entries[&id].seat.is_none() {
@@ -121,96 +104,6 @@ impl Dispatcher {
         self.take_place(id, shard);
     }
 
-    /// The shard at home that should take a waiting prompt, if one can. Of each lane: `wanted` is what the prompt needs
-    /// beside those pages that it would `share`, and `needs` what all others do. A prompt that fits a lane which is filled
-    /// first waits for it.
-    fn shard_for(
-        &self,
-        flights: u32,
-        wanted: &[Need],
-        shared: &[u32],
-        needs: &[Needs],
-        manifests: &BTreeMap<ShardId, Manifest>,
-    ) -> Option<ShardId> {
-        let page_positions = self.config.page_positions;
-        let waits_for_own = (0..).zip(&self.lanes).any(|(number, lane)| {
-            self.config.is_filled_first(number)
-                && !lane.lost
-                && !lane.leaving
-                && !lane.slots_free.is_empty()
-                && needs[number as usize].leave_room(wanted[number as usize], lane.pages.total())
-        });
-        let open = manifests.iter().filter(|(shard, manifest)| {
-            let lane = shard.lane as usize;
-            let expected = wanted[lane].pages(page_positions);
-            let worthwhile = || {
-                self.config.own_lane.is_none()
-                    || self.ends_in_time(shard.lane)
-                        && shard.flight < self.flights_worthwhile(shard.lane, expected)
-            };
-            if !self.config.is_filled_first(shard.lane) && (waits_for_own || !worthwhile()) {
-                return false;
-            }
-            let rows_max = self.config.lane_shape(shard.lane).batch;
-            let first_rows = self.config.chunk.min(rows_max);
-            let first_pages = expected.min(pages_for(first_rows, page_positions));
-            let pages = &self.lanes[lane].pages;
-            // An empty lane always admits: no prompt is longer than a lane.
-            let admits = needs[lane].pages_in_the_end() == 0
-                || (pages.available() >= first_pages
-                    && needs[lane].leave_room(wanted[lane], pages.total()));
-            admits
-                && !self.lanes[lane].leaving
-                && self.is_in_time(shard.lane)
-                && shard.flight < flights
-                && manifest.rows < rows_max
-                && self.shards[shard].seated.len() < rows_max as usize
-        });
-        open.min_by_key(|(shard, manifest)| {
-            // Beside a GPU's own lane, few and full flights are best.
-            let rows = match self.config.own_lane {
-                Some(_) => u32::MAX - manifest.rows,
-                None => manifest.rows,
-            };
-            // Pages that are shared are saved. Twice that decides where a prompt goes, so that those which begin alike
-            // come together, until their lane is that much fuller than another.
-            let lane = shard.lane as usize;
-            // A slow lane with fewer pages is as full as another.
-            let slowness = self.slowness(shard.lane);
-            let pages = needs[lane].pages_in_the_end() * slowness / USUAL;
-            (pages as i64 - 2 * i64::from(shared[lane]), rows)
-        })
-        .map(|(&shard, _)| shard)
-    }
-
-    /// Rows of lane 0 in each of its steps, one for each prompt.
-    fn own_rows(&self) -> usize {
-        let own = self.shards.iter().filter(|(shard, _)| shard.lane == 0);
-        let seated: usize = own.map(|(_, state)| state.seated.len()).sum();
-        seated / self.config.lane_shape(0).flights as usize
-    }
-
-    /// Flights that the prompts for a lane beside lane 0 would fill, if each needs so many pages. A GPU reads all weights
-    /// for each of them: if they have fewer rows than a step of its own, they cost it more than they bring.
-    fn flights_worthwhile(&self, lane: u32, expected: u32) -> u32 {
-        let own = self.own_rows();
-        let seated = own * self.config.lane_shape(0).flights as usize;
-        let held = (self.lanes[lane as usize].pages.total() / expected.max(1)) as usize;
-        let prompts = (self.entries.len() - seated).min(held);
-        let batch = self.config.lane_shape(lane).batch as usize;
-        if prompts < own { 0 } else { prompts.div_ceil(batch).max(1) as u32 }
-    }
-
-    /// Whether a lane beside lane 0 would be through with another prompt before lane 0 is through with all that wait:
-    /// it is slower, but not by more than those are more than one crowd of lane 0. While prompts keep coming, there is
-    /// time. What does not end there has to be computed again on lane 0.
-    fn ends_in_time(&self, lane: u32) -> bool {
-        let steps_ns = (self.lanes[lane as usize].step_ns, self.lanes[0].step_ns);
-        let (Some(there_ns), Some(own_ns)) = steps_ns else { return true };
-        let crowd = self.own_rows() * self.config.lane_shape(0).flights as usize;
-        !self.wants_prompts() || there_ns * crowd as u64 <= own_ns * self.queue.len() as u64
-    }
-
     /// What the prompts of a lane are expected to need.
     fn needs(&self, lane: u32) -> Needs {
         let shards = self.shards.iter().filter(|(shard, _)| shard.lane == lane);
@@ -221,13 +114,6 @@ impl Dispatcher {
             published,
             seated.map(|id| self.need_of(&self.entries[id])),
         )
-    }
-
-    /// What a prompt is expected to need. What is published counts for its lane, once.
-    fn need_of(&self, entry: &Entry) -> Need {
-        let published = entry.seat.as_ref().map_or(0, |seat| seat.published);
-        let now = entry.len() - published * self.config.page_positions;
-        Need { now, more: self.more_expected(entry) }
     }
 
     /// Once nobody waits and lane 0 has room, takes prompts from slower lanes, the last first, so that they wait for it:
@@ -279,12 +165,7 @@ impl Dispatcher {
     }
 
     /// Plans as many of a prompt's rows as budget, chunk and pages allow.
-    fn plan_rows(
-        &mut self,
-        id: PromptId,
-        shard: ShardId,
-        manifests: &mut BTreeMap<ShardId, Manifest>,
-    ) {
+    fn plan_rows(&mut self, id: PromptId, shard: ShardId, manifests: &mut Manifests) {
         if self.entries[&id].seat.is_none() {
             return; // preempted while an older one was planned
         }
@@ -305,12 +186,7 @@ impl Dispatcher {
     /// Gives a seated prompt the pages for its next `rows` rows. If none is left, the prompt of the
     /// last rank on the lane is preempted. `false` means not now: it was preempted itself, or the
     /// last one is in the air.
-    fn hold_pages(
-        &mut self,
-        id: PromptId,
-        rows: u32,
-        manifests: &mut BTreeMap<ShardId, Manifest>,
-    ) -> bool {
+    fn hold_pages(&mut self, id: PromptId, rows: u32, manifests: &mut Manifests) -> bool {
         let page_positions = self.config.page_positions;
         loop {
             let seat = self.entries.get_mut(&id).and_then(|entry| entry.seat.as_mut());

@@ -16,7 +16,7 @@ impl Dispatcher {
         if config.own_lane.is_some() {
             return u32::MAX; // `flights_worthwhile` decides for each lane
         }
-        let lanes = self.lanes_left().max(1) as u64;
+        let lanes = self.lanes_used().count().max(1) as u64;
         let rows_of_one = u64::from(config.batch) * lanes;
         let rows_of_one = rows_of_one.min(ROWS_WORTHWHILE * u64::from(config.pipelines));
         let positions_of_one = config.weights_positions * lanes;

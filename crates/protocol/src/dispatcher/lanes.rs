@@ -22,6 +22,11 @@ impl Lane {
             promised: HashMap::new(),
         }
     }
+
+    /// Whether it takes prompts.
+    pub(super) fn is_open(&self) -> bool {
+        !self.lost && !self.leaving
+    }
 }
 
 impl Dispatcher {
@@ -33,6 +38,16 @@ impl Dispatcher {
     /// Lanes that are not lost.
     pub fn lanes_left(&self) -> usize {
         self.lanes.iter().filter(|lane| !lane.lost).count()
+    }
+
+    /// Lanes that prompts are seated on: those that are filled first, while there are any.
+    pub(super) fn lanes_used(&self) -> impl Iterator<Item = u32> {
+        let left = (0..).zip(&self.lanes).filter(|(_, lane)| lane.is_open());
+        let left: Vec<u32> = left.map(|(lane, _)| lane).collect();
+        let waits =
+            |lane: &u32| self.config.own_lane.is_none() && self.config.is_filled_first(*lane);
+        let has_own = left.iter().any(waits);
+        left.into_iter().filter(move |lane| !has_own || waits(lane))
     }
 
     /// Lanes that are leaving and have no context left.

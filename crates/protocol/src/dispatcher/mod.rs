@@ -9,6 +9,7 @@ mod fill;
 mod flights;
 mod lanes;
 mod need;
+mod newcomers;
 mod pages;
 mod sharing;
 mod stragglers;
@@ -234,9 +235,8 @@ impl Dispatcher {
     /// Whether another prompt should be submitted now. Enough prompts should wait to fill every free
     /// seat and the shards that come home next.
     pub fn wants_prompts(&self) -> bool {
-        let left = (0..).zip(&self.lanes).filter(|(_, lane)| !lane.lost && !lane.leaving);
         let (mut rows, mut seats) = (0, 0);
-        for (lane, _) in left {
+        for lane in self.lanes_used() {
             let shape = self.config.lane_shape(lane);
             rows += shape.batch as usize;
             seats += shape.slots() as usize;

@@ -88,6 +88,11 @@ impl PagePool {
         (self.free.len() + self.idle.len()) as u32
     }
 
+    /// Pages that nobody holds and others may find.
+    pub(super) fn kept(&self) -> u32 {
+        self.idle.len() as u32
+    }
+
     /// Pages that somebody holds and others may.
     pub(super) fn published_held(&self) -> u32 {
         self.published_held

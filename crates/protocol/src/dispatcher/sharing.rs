@@ -68,16 +68,15 @@ fn page_tokens(tokens: &[u32], number: usize, page_positions: u32) -> &[u32] {
 }
 
 impl Dispatcher {
-    /// Pages that a waiting prompt would share on each lane.
-    pub(super) fn pages_shared(&self, id: PromptId) -> Vec<u32> {
+    /// Pages that a waiting prompt would share on a lane.
+    pub(super) fn pages_shared(&self, id: PromptId, lane: &Lane) -> u32 {
         let entry = &self.entries[&id];
         // At least one row is computed, to pick a token from.
         let most = (entry.len() - 1) / self.config.page_positions;
-        let shared = |lane: &Lane| {
-            let there = |hash: &&u64| lane.pages.has(**hash) || lane.promised.contains_key(*hash);
-            entry.hashes.iter().take(most as usize).take_while(there).count() as u32
-        };
-        self.lanes.iter().map(shared).collect()
+        let there = |hash: &u64| lane.pages.has(*hash) || lane.promised.contains_key(hash);
+        let hashes = &entry.hashes[..entry.hashes.len().min(most as usize)];
+        // No page is kept longer than those before it.
+        if hashes.first().is_some_and(there) { hashes.partition_point(there) as u32 } else { 0 }
     }
 
     /// Gives a seated prompt the pages that come next and are there already. `false`: the next one is being computed by

@@ -7,6 +7,13 @@ use crate::x86::pages::{BLOCK_PAGES, Fetcher};
 use crate::x86::tiles::{PANEL, RESULT_TILE, STEP, TILE};
 use half::bf16;
 
+/// Loads a tile past the first-level cache, which scores and weights need for themselves.
+macro_rules! stream {
+    ($tile:literal, $from:expr, $row_bytes:expr) => {
+        load!("tileloaddt1", $tile, $from, $row_bytes)
+    };
+}
+
 /// into[page][row][position] = Σ queries[row] · keys[page][position] for a block's pages.
 ///
 /// # Safety
@@ -107,11 +114,11 @@ pub(in crate::x86) unsafe fn score_pages_of_two(
             clear!("3");
             for step in 0..steps {
                 load!("4", queries.add(step * TILE), ROW_BYTES);
-                load!("6", one.add(step * TILE), ROW_BYTES);
+                stream!("6", one.add(step * TILE), ROW_BYTES);
                 multiply_tiles!("0", "4", "6");
                 load!("5", queries.add((steps + step) * TILE), ROW_BYTES);
                 multiply_tiles!("1", "5", "6");
-                load!("7", other.add(step * TILE), ROW_BYTES);
+                stream!("7", other.add(step * TILE), ROW_BYTES);
                 multiply_tiles!("2", "4", "7");
                 multiply_tiles!("3", "5", "7");
             }
@@ -140,7 +147,7 @@ unsafe fn score_block_of_two(
     // SAFETY: as promised by the caller.
     unsafe {
         load!("4", queries, ROW_BYTES);
-        load!("3", a, ROW_BYTES);
+        stream!("3", a, ROW_BYTES);
         load!("6", queries.add(2 * TILE), ROW_BYTES);
         load!("5", queries.add(TILE), ROW_BYTES);
         load!("7", queries.add(3 * TILE), ROW_BYTES);
@@ -148,36 +155,36 @@ unsafe fn score_block_of_two(
         multiply_tiles!("0", "4", "3");
         clear!("1");
         multiply_tiles!("1", "6", "3");
-        load!("3", a.add(TILE), ROW_BYTES);
+        stream!("3", a.add(TILE), ROW_BYTES);
         multiply_tiles!("0", "5", "3");
         multiply_tiles!("1", "7", "3");
-        load!("3", b, ROW_BYTES);
+        stream!("3", b, ROW_BYTES);
         clear!("2");
         multiply_tiles!("2", "4", "3");
         store!("0", first(0));
         clear!("0");
         multiply_tiles!("0", "6", "3");
-        load!("3", b.add(TILE), ROW_BYTES);
+        stream!("3", b.add(TILE), ROW_BYTES);
         store!("1", second(0));
         multiply_tiles!("2", "5", "3");
         multiply_tiles!("0", "7", "3");
-        load!("3", c, ROW_BYTES);
+        stream!("3", c, ROW_BYTES);
         clear!("1");
         multiply_tiles!("1", "4", "3");
         store!("2", first(1));
         clear!("2");
         multiply_tiles!("2", "6", "3");
-        load!("3", c.add(TILE), ROW_BYTES);
+        stream!("3", c.add(TILE), ROW_BYTES);
         store!("0", second(1));
         multiply_tiles!("1", "5", "3");
         multiply_tiles!("2", "7", "3");
-        load!("3", d, ROW_BYTES);
+        stream!("3", d, ROW_BYTES);
         clear!("0");
         multiply_tiles!("0", "4", "3");
         store!("1", first(2));
         clear!("1");
         multiply_tiles!("1", "6", "3");
-        load!("3", d.add(TILE), ROW_BYTES);
+        stream!("3", d.add(TILE), ROW_BYTES);
         store!("2", second(2));
         multiply_tiles!("0", "5", "3");
         multiply_tiles!("1", "7", "3");
@@ -287,17 +294,17 @@ pub(in crate::x86) unsafe fn add_values_of_two(
     unsafe {
         for column in (0..columns).step_by(2) {
             let into = into.map(|into| into.add(column * RESULT_TILE));
-            load!("0", into[0], ROW_BYTES);
-            load!("1", into[1], ROW_BYTES);
-            load!("2", into[0].add(RESULT_TILE), ROW_BYTES);
-            load!("3", into[1].add(RESULT_TILE), ROW_BYTES);
+            stream!("0", into[0], ROW_BYTES);
+            stream!("1", into[1], ROW_BYTES);
+            stream!("2", into[0].add(RESULT_TILE), ROW_BYTES);
+            stream!("3", into[1].add(RESULT_TILE), ROW_BYTES);
             for step in 0..steps {
                 load!("4", weights.add(step * TILE), ROW_BYTES);
-                load!("6", values.tile(step, column), row_bytes);
+                stream!("6", values.tile(step, column), row_bytes);
                 multiply_tiles!("0", "4", "6");
                 load!("5", weights.add(weights_tile + step * TILE), ROW_BYTES);
                 multiply_tiles!("1", "5", "6");
-                load!("7", values.tile(step, column + 1), row_bytes);
+                stream!("7", values.tile(step, column + 1), row_bytes);
                 multiply_tiles!("2", "4", "7");
                 multiply_tiles!("3", "5", "7");
             }

@@ -2,7 +2,7 @@
 
 use crate::kernels::KernelTimes;
 use crate::workload::Length;
-use glinthawk_protocol::{Launch, PAGE_POSITIONS};
+use glinthawk_protocol::{Launch, PAGE_POSITIONS, Row};
 use std::collections::BTreeMap;
 
 /// Makes the tokens of prompts, and remembers what the contexts of slots begin with.
@@ -58,28 +58,35 @@ impl Alike {
     }
 
     /// Seconds of one layer's attention of a launch: rows of one prompt stand together, and those of prompts that begin
-    /// with the same pages attend to these together.
+    /// with the same pages attend to these together. On a device, only those that generate do.
     pub(super) fn attention_seconds(&self, launch: &Launch, kernels: &KernelTimes) -> f64 {
         let lane = launch.step.shard.lane;
-        let (mut decoding, mut positions, mut seconds) = (0, 0.0, 0.0);
-        // By the last page in common: rows, and positions that they have in common.
-        let mut families: BTreeMap<u32, (usize, f64)> = BTreeMap::new();
-        for rows in launch.rows.chunk_by(|one, other| one.slot == other.slot) {
-            let context = f64::from(rows[rows.len() - 1].position + 1);
-            if rows.len() > 1 {
-                seconds += kernels.prefill_seconds(rows.len(), context);
-                continue;
-            }
-            (decoding, positions) = (decoding + 1, positions + context);
-            if let Some(&(page, end)) = self.begun.get(&(lane, rows[0].slot)) {
-                let (rows, _) = families.get(&page).copied().unwrap_or_default();
-                families.insert(page, (rows + 1, f64::from(end)));
-            }
+        let begun = |rows: &[Row]| {
+            let together = rows.len() == 1 || !kernels.on_device();
+            self.begun.get(&(lane, rows[0].slot)).copied().filter(|_| together)
+        };
+        let runs = || launch.rows.chunk_by(|one, other| one.slot == other.slot);
+        // By the last page in common: prompts, their rows, and positions that they have in common.
+        let mut families: BTreeMap<u32, (usize, usize, f64)> = BTreeMap::new();
+        for (rows, (page, end)) in runs().filter_map(|rows| Some((rows.len(), begun(rows)?))) {
+            let (prompts, all, _) = families.get(&page).copied().unwrap_or_default();
+            families.insert(page, (prompts + 1, all + rows, f64::from(end)));
         }
-        for (rows, common) in families.into_values().filter(|(rows, _)| *rows > 1) {
-            positions -= rows as f64 * common;
-            // A chunk whose rows see that many positions on average.
-            seconds += kernels.prefill_seconds(rows, common + rows as f64 / 2.0);
+        families.retain(|_, (prompts, ..)| *prompts > 1);
+        // A chunk whose rows see that many positions on average.
+        let together = families
+            .values()
+            .map(|&(_, rows, common)| kernels.prefill_seconds(rows, common + rows as f64 / 2.0));
+        let mut seconds: f64 = together.sum();
+        let (mut decoding, mut positions) = (0, 0.0);
+        for rows in runs() {
+            let family = begun(rows).and_then(|(page, _)| families.get(&page));
+            let common = family.map_or(0.0, |(_, _, common)| *common);
+            let own = f64::from(rows[rows.len() - 1].position + 1) - common;
+            match rows.len() {
+                1 => (decoding, positions) = (decoding + 1, positions + own),
+                rows => seconds += kernels.prefill_seconds(rows, own),
+            }
         }
         seconds + kernels.attention_seconds(decoding, positions / f64::from(decoding.max(1) as u32))
     }

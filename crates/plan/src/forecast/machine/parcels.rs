@@ -67,10 +67,26 @@ impl Machine<'_> {
             None => machine.dispatcher_core(),
         };
         let (from_core, to_core) = (core_of(self, from), core_of(self, receiver));
-        let overheads = self.deployment.tier1.overheads();
-        let seconds = count * overheads.message_seconds + overheads.byte_seconds * bytes;
+        let seconds = self.end_seconds(way, parcel.step().shard, bytes, count);
         let transit = self.transit(Transit { to, parcel, bytes, count, way, to_core });
         self.urgent(from_core, seconds, After::Sent(transit));
+    }
+
+    /// Seconds of either end of a shard's messages. While its attention worker's cores read contexts, copies take longer.
+    fn end_seconds(&self, way: Way, shard: ShardId, bytes: f64, count: f64) -> f64 {
+        let Deployment { tier1, tier2_kernels, .. } = self.deployment;
+        let overheads = tier1.overheads();
+        let worker = match way {
+            Way::Tiers { slice, .. } if !tier2_kernels.on_device() => {
+                self.process_of(NodeAddress::Tier2(slice, shard.lane))
+            }
+            _ => None,
+        };
+        let byte = match worker.is_some_and(|worker| self.processes[worker].work.is_some()) {
+            true => overheads.byte_beside_reading_seconds.max(overheads.byte_seconds),
+            false => overheads.byte_seconds,
+        };
+        count * overheads.message_seconds + byte * bytes
     }
 
     fn dispatching_seconds(&self, rows: usize) -> f64 {
@@ -134,9 +150,8 @@ impl Machine<'_> {
     }
 
     pub(super) fn admitted(&mut self, index: usize) {
-        let Transit { parcel, bytes, count, to_core, .. } = self.under_way(index);
-        let overheads = self.deployment.tier1.overheads();
-        let mut seconds = count * overheads.message_seconds + overheads.byte_seconds * bytes;
+        let Transit { parcel, bytes, count, way, to_core, .. } = self.under_way(index);
+        let mut seconds = self.end_seconds(*way, parcel.step().shard, *bytes, *count);
         let core = *to_core;
         if let Parcel::Home(home) = parcel {
             seconds += self.dispatching_seconds(home.tokens.len());

@@ -1,6 +1,6 @@
 //! What processes compute: when they look for work, how long it takes, and what it sends.
 
-use super::{After, Event, Machine, Shard};
+use super::{After, Deployment, Event, Machine, Shard};
 use crate::trace::TraceSpan;
 use glinthawk_protocol::{ShardId, Stage, Started, Tier1Work};
 
@@ -68,21 +68,35 @@ impl Machine<'_> {
                 let Shard { attention_seconds, ready_seconds, .. } =
                     *self.shard(work.attend.step.shard);
                 self.forecast.queueing_seconds += self.now_seconds - ready_seconds[1];
-                self.grains[slice] * attention_seconds
+                self.grains[slice] * (attention_seconds + self.handing_seconds(process))
             }
         };
         Some((work, seconds))
     }
 
+    /// Seconds in which a process on cores wakes the thread that sends what it computed, if that has a core of its own.
+    fn handing_seconds(&self, process: usize) -> f64 {
+        let Deployment { tier1, tier2_kernels, slices, .. } = self.deployment;
+        let on_device = match process < slices.len() {
+            true => tier1.on_device(),
+            false => tier2_kernels.on_device(),
+        };
+        let is_woken = self.host_core(process) != self.processes[process].core && !on_device;
+        if is_woken { tier1.overheads().wake_seconds } else { 0.0 }
+    }
+
     fn tier1_seconds(&self, slice: usize, work: &Tier1Work<()>, rows: usize) -> f64 {
         let kernels = &self.deployment.tier1;
+        let fused = match self.in_one_process() {
+            true => kernels.fused_at_once_seconds(rows),
+            false => kernels.fused_seconds(rows),
+        };
         // Layers that this one also stands for lie half before its attention and half after.
         let grain = self.grains[slice];
-        let more =
-            if grain > 1.0 { (grain - 1.0) / 2.0 * kernels.fused_seconds(rows) } else { 0.0 };
+        let more = if grain > 1.0 { (grain - 1.0) / 2.0 * fused } else { 0.0 };
         match work.stage {
             Stage::Enter => kernels.pre_seconds(rows) + more,
-            Stage::Middle(_) => grain * kernels.fused_seconds(rows),
+            Stage::Middle(_) => grain * fused,
             Stage::Exit if slice + 1 < self.deployment.slices.len() => {
                 kernels.post_seconds(rows) + more
             }
