@@ -13,7 +13,7 @@ use super::pages::{After, BLOCK_PAGES, Fetcher, HeadPages, PAGE, STRETCH_PAGES};
 use super::simd::{SIMD_WIDTH, Simd};
 use super::softmax::{self, BlockRow, RunningSoftmax};
 use super::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
-use super::vector::{DotRows, dot_rows};
+use super::vector::{DotRows, HALF_PAIRS, dot_rows};
 use super::weigh::{Weigh, tile_pair};
 use crate::memory::Memory;
 use crate::{ComputeError, ContextType};
@@ -383,17 +383,19 @@ impl<'a> Stretch<'a> {
             if self.queries.tiles {
                 return amx::score_pages(queries, keys, head_dim, into, &mut self.fetcher);
             }
-            for (index, &keys) in keys.iter().enumerate() {
-                self.fetcher.fetch(head_dim / SIMD_WIDTH);
+            for (index, keys) in keys.chunks(2).enumerate() {
+                self.fetcher.fetch(keys.len() * head_dim / SIMD_WIDTH);
+                let right = |half: usize, panel: usize| {
+                    keys[panel].wrapping_add(half * HALF_PAIRS * 2 * PAGE)
+                };
                 dot_rows::<S>(&DotRows {
                     left: queries,
                     rows: (self.queries.rows - tiles.start * TILE_ROWS).min(TILE_ROWS),
-                    right: keys,
+                    right,
                     right_pair: 2 * PAGE,
-                    right_panel: 0,
-                    panels: 1,
-                    pairs: head_dim / 2,
-                    result: into.add(index * RESULT_TILE),
+                    panels: keys.len(),
+                    halves: head_dim / PAGE,
+                    result: into.add(2 * index * RESULT_TILE),
                     accumulate: false,
                 });
             }
@@ -432,23 +434,29 @@ impl<'a> Stretch<'a> {
                 return amx::add_values(weights, values, into, &mut self.fetcher);
             }
             let columns = head_dim / SIMD_WIDTH;
-            for page in pages.clone() {
-                let values: *const bf16 = match SCALED {
-                    true => work.values.as_ptr().wrapping_add(page * PAGE * head_dim),
-                    false => self.pages[page].cast::<bf16>().wrapping_add(PAGE * head_dim),
-                };
+            let values = work.values.as_ptr();
+            // A few at a time if lines are fetched meanwhile.
+            let together = if self.queries.tile_count() == 1 { STEP_PAGES } else { STRETCH_PAGES };
+            for first in pages.clone().step_by(together) {
+                let count = (pages.end - first).min(together);
                 for column in (0..columns).step_by(2) {
                     let panels = (columns - column).min(2);
-                    self.fetcher.fetch(2 * panels);
+                    self.fetcher.fetch(2 * panels * count);
+                    let right = |half: usize, panel: usize| {
+                        let page = first + half;
+                        let values = match SCALED {
+                            true => values.wrapping_add(page * PAGE * head_dim),
+                            false => self.pages[page].cast::<bf16>().wrapping_add(PAGE * head_dim),
+                        };
+                        values.wrapping_add(2 * SIMD_WIDTH * (column + panel))
+                    };
                     dot_rows::<S>(&DotRows {
-                        left: stretch_weights(work, 0)
-                            .add(page / STEP_PAGES * TILE + page % STEP_PAGES * PAGE),
+                        left: stretch_weights(work, 0).add(first / STEP_PAGES * TILE),
                         rows: (self.queries.rows - tiles.start * TILE_ROWS).min(TILE_ROWS),
-                        right: values.add(2 * SIMD_WIDTH * column),
+                        right,
                         right_pair: 2 * head_dim,
-                        right_panel: 2 * SIMD_WIDTH,
                         panels,
-                        pairs: PAGE / 2,
+                        halves: count,
                         result: into.add(column * RESULT_TILE),
                         accumulate: true,
                     });

@@ -8,16 +8,24 @@
     reason = "one reason for all: intrinsics of an instruction set, and pointers, that the caller vouches for"
 )]
 
+use super::tiles::STEP;
 use half::bf16;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 /// Values in one [`Simd`].
 pub(super) const SIMD_WIDTH: usize = 16;
+
+/// Room for some rows of one step.
+#[repr(align(64))]
+pub(super) struct RowsOfStep<const ROWS: usize>(pub(super) MaybeUninit<[[f32; STEP]; ROWS]>);
 
 /// Sixteen f32, and how pairs of bf16 are multiplied into them.
 pub(super) trait Simd: Copy {
     /// Sixteen pairs of neighbouring bf16, in the form that suits `dot_pairs`.
     type Pairs: Copy;
+    /// What pairs are splat from: bf16, or f32 where they must be widened to be multiplied.
+    type Value;
 
     /// Rows and panels that a product keeps in registers at a time.
     const ROWS: usize;
@@ -56,8 +64,13 @@ pub(super) trait Simd: Copy {
 
     /// Sixteen pairs, 64 bytes.
     unsafe fn load_pairs(from: *const bf16) -> Self::Pairs;
-    /// One pair, sixteen times.
-    unsafe fn splat_pair(from: *const bf16) -> Self::Pairs;
+    /// Some rows of one step, 32 values each, as `splat_pair` reads them. They are where they were, or in `room`.
+    unsafe fn rows_of_step<const ROWS: usize>(
+        from: *const bf16,
+        room: &mut RowsOfStep<ROWS>,
+    ) -> *const Self::Value;
+    /// One pair of such a row, sixteen times.
+    unsafe fn splat_pair(row: *const Self::Value, pair: usize) -> Self::Pairs;
     /// self + a.0 · b.0 + a.1 · b.1, lane by lane, in an order of the instruction set's own.
     unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self;
 
@@ -210,6 +223,7 @@ const ODD: u32 = 0xaaaa_aaaa;
 
 impl Simd for Zmm {
     type Pairs = (__m512, __m512);
+    type Value = f32;
     const ROWS: usize = 8;
     const PANELS: usize = 2;
     zmm_common!();
@@ -233,9 +247,25 @@ impl Simd for Zmm {
     unsafe fn load_pairs(from: *const bf16) -> Self::Pairs {
         unsafe { apart(_mm512_loadu_si512(from.cast())) }
     }
+    /// First values of all pairs, then second ones.
     #[inline(always)]
-    unsafe fn splat_pair(from: *const bf16) -> Self::Pairs {
-        unsafe { apart(_mm512_set1_epi32(from.cast::<i32>().read_unaligned())) }
+    unsafe fn rows_of_step<const ROWS: usize>(
+        from: *const bf16,
+        room: &mut RowsOfStep<ROWS>,
+    ) -> *const f32 {
+        let room: *mut f32 = room.0.as_mut_ptr().cast();
+        for row in 0..ROWS {
+            unsafe {
+                let (first, second) = Self::load_pairs(from.add(row * STEP));
+                Self(first).store(room.add(row * STEP));
+                Self(second).store(room.add(row * STEP + SIMD_WIDTH));
+            }
+        }
+        room
+    }
+    #[inline(always)]
+    unsafe fn splat_pair(row: *const f32, pair: usize) -> Self::Pairs {
+        unsafe { (_mm512_set1_ps(*row.add(pair)), _mm512_set1_ps(*row.add(SIMD_WIDTH + pair))) }
     }
     #[inline(always)]
     unsafe fn widen(from: *const i8, into: *mut bf16) {
@@ -265,6 +295,7 @@ unsafe fn apart(pairs: __m512i) -> (__m512, __m512) {
 
 impl Simd for ZmmBf16 {
     type Pairs = __m512i;
+    type Value = bf16;
     const ROWS: usize = 8;
     const PANELS: usize = 2;
     zmm_common!();
@@ -288,8 +319,15 @@ impl Simd for ZmmBf16 {
         unsafe { _mm512_loadu_si512(from.cast()) }
     }
     #[inline(always)]
-    unsafe fn splat_pair(from: *const bf16) -> Self::Pairs {
-        unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
+    unsafe fn rows_of_step<const ROWS: usize>(
+        from: *const bf16,
+        _: &mut RowsOfStep<ROWS>,
+    ) -> *const bf16 {
+        from
+    }
+    #[inline(always)]
+    unsafe fn splat_pair(row: *const bf16, pair: usize) -> Self::Pairs {
+        unsafe { _mm512_set1_epi32(row.cast::<i32>().add(pair).read_unaligned()) }
     }
     #[inline(always)]
     unsafe fn widen(from: *const i8, into: *mut bf16) {
@@ -337,7 +375,8 @@ unsafe fn round_halves(values: __m256) -> __m256i {
 
 impl Simd for Ymm2 {
     type Pairs = [__m256; 4];
-    const ROWS: usize = 4;
+    type Value = f32;
+    const ROWS: usize = 6;
     const PANELS: usize = 1;
 
     #[inline(always)]
@@ -463,12 +502,27 @@ impl Simd for Ymm2 {
             ]
         }
     }
+    /// First values of all pairs, then second ones.
     #[inline(always)]
-    unsafe fn splat_pair(from: *const bf16) -> Self::Pairs {
+    unsafe fn rows_of_step<const ROWS: usize>(
+        from: *const bf16,
+        room: &mut RowsOfStep<ROWS>,
+    ) -> *const f32 {
+        let room: *mut f32 = room.0.as_mut_ptr().cast();
+        for row in 0..ROWS {
+            unsafe {
+                let [a, b, c, d] = Self::load_pairs(from.add(row * STEP));
+                Self(a, b).store(room.add(row * STEP));
+                Self(c, d).store(room.add(row * STEP + SIMD_WIDTH));
+            }
+        }
+        room
+    }
+    #[inline(always)]
+    unsafe fn splat_pair(row: *const f32, pair: usize) -> Self::Pairs {
         unsafe {
-            let pair = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
-            let first = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pair));
-            let second = _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(HIGH_HALF)));
+            let first = _mm256_set1_ps(*row.add(pair));
+            let second = _mm256_set1_ps(*row.add(SIMD_WIDTH + pair));
             [first, first, second, second]
         }
     }

@@ -5,79 +5,89 @@
 //! with.
 
 use super::panel_pass::PanelPass;
-use super::simd::Simd;
+use super::simd::{RowsOfStep, Simd};
 use super::tiles::{PANEL, RESULT_TILE, ROWS_OF_PAIR, STEP, TILE, TILE_ROWS};
 use half::bf16;
+use std::mem::MaybeUninit;
+
+/// Pairs of half a step, which stand side by side in a right operand.
+pub(super) const HALF_PAIRS: usize = STEP / 4;
 
 /// One left row block against one or two panels of 16 outputs.
 #[derive(Clone, Copy)]
-pub(super) struct DotRows {
-    /// [k / 32][16 rows][32 k]
+pub(super) struct DotRows<R> {
+    /// [k / 32][16 rows][32 k], the last step whole.
     pub(super) left: *const bf16,
     /// Rows that matter, at most 16.
     pub(super) rows: usize,
-    /// [k / 2][16 outputs][2 k], with `right_pair` values from pair to pair.
-    pub(super) right: *const bf16,
+    /// Where half a step of a panel stands: [8][16 outputs][2 k], with `right_pair` values from pair to pair.
+    pub(super) right: R,
     pub(super) right_pair: usize,
-    /// Values from one panel to the next, and how many panels there are: one or two.
-    pub(super) right_panel: usize,
+    /// How many panels there are: one or two.
     pub(super) panels: usize,
-    /// Pairs of k.
-    pub(super) pairs: usize,
+    /// Halves of steps.
+    pub(super) halves: usize,
     /// [panel][16 rows][16 outputs]
     pub(super) result: *mut f32,
     /// Whether sums continue from what `result` holds, or start at zero.
     pub(super) accumulate: bool,
 }
 
-/// All rows and panels.
+/// All rows and panels. `right` is asked for half a step and a panel.
 #[inline(always)]
-pub(super) unsafe fn dot_rows<S: Simd>(dot: &DotRows) {
+pub(super) unsafe fn dot_rows<S: Simd>(dot: &DotRows<impl Fn(usize, usize) -> *const bf16>) {
     // SAFETY: as promised by the caller.
     unsafe {
         if dot.panels == 2 && S::PANELS == 2 {
-            return dot_panels::<S, 2>(dot);
+            return dot_panels::<S, 2>(dot, 0);
         }
         for panel in 0..dot.panels {
-            let right = dot.right.add(panel * dot.right_panel);
-            let result = dot.result.add(panel * RESULT_TILE);
-            dot_panels::<S, 1>(&DotRows { right, result, ..*dot });
+            dot_panels::<S, 1>(dot, panel);
         }
     }
 }
 
+/// So many panels from one on.
 #[inline(always)]
-unsafe fn dot_panels<S: Simd, const PANELS: usize>(dot: &DotRows) {
+unsafe fn dot_panels<S: Simd, const PANELS: usize>(
+    dot: &DotRows<impl Fn(usize, usize) -> *const bf16>,
+    panel: usize,
+) {
     let mut row = 0;
     // SAFETY: rows below `dot.rows`, as promised by the caller.
     unsafe {
         while row + S::ROWS <= dot.rows {
             match S::ROWS {
-                8 => dot_some_rows::<S, 8, PANELS>(dot, row),
-                _ => dot_some_rows::<S, 4, PANELS>(dot, row),
+                8 => dot_some_rows::<S, 8, PANELS>(dot, row, panel),
+                _ => dot_some_rows::<S, 6, PANELS>(dot, row, panel),
             }
             row += S::ROWS;
         }
+        while row + 4 <= dot.rows {
+            dot_some_rows::<S, 4, PANELS>(dot, row, panel);
+            row += 4;
+        }
         while row + 2 <= dot.rows {
-            dot_some_rows::<S, 2, PANELS>(dot, row);
+            dot_some_rows::<S, 2, PANELS>(dot, row, panel);
             row += 2;
         }
         if row < dot.rows {
-            dot_some_rows::<S, 1, PANELS>(dot, row);
+            dot_some_rows::<S, 1, PANELS>(dot, row, panel);
         }
     }
 }
 
 #[inline(always)]
 unsafe fn dot_some_rows<S: Simd, const ROWS: usize, const PANELS: usize>(
-    dot: &DotRows,
+    dot: &DotRows<impl Fn(usize, usize) -> *const bf16>,
     first: usize,
+    first_panel: usize,
 ) {
-    const STEP_PAIRS: usize = STEP / 2;
     // SAFETY: all places lie inside the operands that the caller describes.
     unsafe {
-        let place =
-            |row: usize, panel: usize| dot.result.add(panel * RESULT_TILE + (first + row) * PANEL);
+        let place = |row: usize, panel: usize| {
+            dot.result.add((first_panel + panel) * RESULT_TILE + (first + row) * PANEL)
+        };
         let mut sums = [[S::splat(0.0); PANELS]; ROWS];
         if dot.accumulate {
             for (row, sums) in sums.iter_mut().enumerate() {
@@ -86,26 +96,33 @@ unsafe fn dot_some_rows<S: Simd, const ROWS: usize, const PANELS: usize>(
                 }
             }
         }
-        let mut right = dot.right;
         let mut left = dot.left.add(first * STEP);
-        let mut pairs = dot.pairs;
-        while pairs > 0 {
-            let here = pairs.min(STEP_PAIRS);
-            for pair in 0..here {
-                let mut weights = [S::load_pairs(right); PANELS];
-                for (panel, weights) in weights.iter_mut().enumerate().skip(1) {
-                    *weights = S::load_pairs(right.add(panel * dot.right_panel));
+        let mut room = RowsOfStep::<ROWS>(MaybeUninit::uninit());
+        for step in (0..dot.halves).step_by(2) {
+            let inputs = S::rows_of_step(left, &mut room);
+            for half in step..(step + 2).min(dot.halves) {
+                // Loops, not closures over vectors: one that is not inlined would lose the instruction set.
+                let mut right = [(dot.right)(half, first_panel); PANELS];
+                for (panel, right) in right.iter_mut().enumerate().skip(1) {
+                    *right = (dot.right)(half, first_panel + panel);
                 }
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    let input = S::splat_pair(left.add(row * STEP + 2 * pair));
-                    for (sum, &weights) in sums.iter_mut().zip(&weights) {
-                        *sum = sum.dot_pairs(weights, input);
+                for pair in (half - step) * HALF_PAIRS..(half - step + 1) * HALF_PAIRS {
+                    let mut weights = [S::load_pairs(right[0]); PANELS];
+                    for (panel, weights) in weights.iter_mut().enumerate().skip(1) {
+                        *weights = S::load_pairs(right[panel]);
+                    }
+                    for (row, sums) in sums.iter_mut().enumerate() {
+                        let input = S::splat_pair(inputs.add(row * STEP), pair);
+                        for (sum, &weights) in sums.iter_mut().zip(&weights) {
+                            *sum = sum.dot_pairs(weights, input);
+                        }
+                    }
+                    for right in &mut right {
+                        *right = right.wrapping_add(dot.right_pair);
                     }
                 }
-                right = right.add(dot.right_pair);
             }
             left = left.add(TILE);
-            pairs -= here;
         }
         for (row, sums) in sums.into_iter().enumerate() {
             for (panel, sum) in sums.into_iter().enumerate() {
@@ -123,14 +140,16 @@ pub(super) unsafe fn multiply<S: Simd>(pass: &PanelPass, pair: usize) {
         // SAFETY: the pass's operands are live, by the caller's promise; the results of a row block and
         // a pair of panels stand side by side.
         unsafe {
+            let right = |half: usize, panel: usize| {
+                pass.right[panel].wrapping_add(half * HALF_PAIRS * 2 * PANEL)
+            };
             dot_rows::<S>(&DotRows {
                 left: pass.left.add((2 * pair + block) * pass.left_block),
                 rows: (rows - block * TILE_ROWS).min(TILE_ROWS),
-                right: pass.right[0],
+                right,
                 right_pair: 2 * PANEL,
-                right_panel: pass.right[1].offset_from_unsigned(pass.right[0]),
                 panels: 1 + usize::from(pass.right[1] != pass.right[0]),
-                pairs: pass.steps * STEP / 2,
+                halves: 2 * pass.steps,
                 result: pass.results(pair).add(2 * block * RESULT_TILE),
                 accumulate: pass.accumulate,
             });
