@@ -21,7 +21,7 @@ pub const TOKEN_VARIABLE: &str = "GLINTHAWK_TOKEN";
 pub const LOOK: Duration = Duration::from_millis(1);
 
 /// Long enough for anything that ends by itself. What takes longer hangs.
-pub const HANGS: Duration = Duration::from_secs(60);
+pub const HANGS: Duration = Duration::from_secs(300);
 
 /// A job of so many lines.
 pub const LINES: usize = 200;

@@ -78,9 +78,13 @@ impl Liar {
             memory_bytes: 16 << 20,
             port,
         }));
-        match Control::read(&self.next(Kind::Control)) {
-            Ok(Control::Role(role)) => *role,
-            other => panic!("expected a role, got {other:?}"),
+        loop {
+            match Control::read(&self.next(Kind::Control)) {
+                Ok(Control::Role(role)) => return *role,
+                // A neighbour may have its role already, and be here first.
+                Ok(Control::Introduce(..)) => {}
+                other => panic!("expected a role, got {other:?}"),
+            }
         }
     }
 
