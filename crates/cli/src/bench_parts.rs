@@ -177,6 +177,7 @@ pub fn net(rows: u32, shape: &str) -> anyhow::Result<ExitCode> {
         row_bytes_back: 2 * config.query_width(),
         round_trips: 1800,
         pause: Duration::ZERO,
+        touched: false,
         under_way: 1,
         stream_messages: 6000,
     })?;

@@ -8,7 +8,7 @@ use crate::news::Tell;
 use crate::opened::Opened;
 use crate::resolved::Resolved;
 use crate::specification::Specification;
-use glinthawk_cluster::net::{BenchOptions, round_trip};
+use glinthawk_cluster::net::{BenchOptions, EndCores, round_trip};
 use glinthawk_cluster::{Crowd, Engine, keep_to_cores};
 use glinthawk_compute::{Isa, allowed_cores};
 use glinthawk_model::ModelConfig;
@@ -149,17 +149,20 @@ fn network(config: &ModelConfig, round_trips: usize) -> Result<Overheads, Launch
         round_trips,
         under_way: 1,
         pause,
+        touched: false,
         stream_messages: 0,
     };
     let cores = allowed_cores();
-    let (here, there) = (cores[0], cores[1 % cores.len()]);
+    let core = |number: usize| cores[number % cores.len()];
+    let (here, there) = (EndCores::one(core(0)), EndCores::one(core(1)));
     let at_once = Duration::ZERO;
     let small = round_trip(&options(1, at_once), [here, here])?;
     let large = round_trip(&options(MESSAGE_ROWS, at_once), [here, here])?;
     let apart = round_trip(&options(1, at_once), [here, there])?.median.as_secs_f64();
     // A core that has been idle for longer takes longer to wake.
     let rested = round_trip(&options(1, REST), [here, there])?.median.as_secs_f64();
-    let crowded = beside_computation(here, || round_trip(&options(1, at_once), [here, here]))?;
+    let crowded =
+        beside_computation(here.network, || round_trip(&options(1, at_once), [here, here]))?;
     // A thread rarely waits for a core, but when it does it waits long. So the mean matters, not the
     // median.
     let crowded = (crowded.mean.as_secs_f64() - small.mean.as_secs_f64()) / 2.0;
@@ -169,10 +172,12 @@ fn network(config: &ModelConfig, round_trips: usize) -> Result<Overheads, Launch
         |rows: u32| (rows as usize * 2 * (config.qkv_width() + config.query_width())) as f64;
     let byte = ((large - small) / (bytes(MESSAGE_ROWS) - bytes(1)) / 2.0).max(0.0);
     let message = ((small - 2.0 * byte * bytes(1)) / 4.0).max(0.0);
-    let readers = cores.get(2..).unwrap_or_default();
+    // Each end has a core for its network thread, one that makes and uses messages, and the rest reads.
+    let readers = cores.get(4..).unwrap_or_default();
     let (_, undisturbed) = beside_readers(readers, || std::thread::sleep(READING));
-    let flights = BenchOptions { under_way: UNDER_WAY, ..options(ROWS, at_once) };
-    let (streamed, disturbed) = beside_readers(readers, || round_trip(&flights, [here, there]));
+    let flights = BenchOptions { under_way: UNDER_WAY, touched: true, ..options(ROWS, at_once) };
+    let ends = [0, 1].map(|end| EndCores { network: core(end), node: core(2 + end) });
+    let (streamed, disturbed) = beside_readers(readers, || round_trip(&flights, ends));
     // Each end sends and receives all bytes while the other one does.
     let beside = byte.max(streamed?.median.as_secs_f64() / bytes(ROWS));
     let slower = if disturbed > 0.0 { (undisturbed / disturbed - 1.0).max(0.0) } else { 0.0 };

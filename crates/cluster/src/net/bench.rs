@@ -5,8 +5,8 @@ use super::config::{Bounds, Config, Encryption, Token};
 use super::controller::{ConnectError, Controller};
 use super::event::{Event, Peer, SendError};
 use crate::processes::keep_to_cores;
-use glinthawk_flight::{HEADER_BYTES, Kind, Message, Pool, Row, StepId};
-use std::hint::spin_loop;
+use glinthawk_flight::{Buffer, HEADER_BYTES, Kind, Message, Pool, Row, StepId};
+use std::hint::{black_box, spin_loop};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Arc, LazyLock, mpsc};
@@ -39,6 +39,9 @@ pub struct BenchOptions {
     pub under_way: usize,
     /// Computation between two round trips, during which the far end is idle.
     pub pause: Duration,
+    /// Whether what is sent was just written and what came is read, as by kernels. Else it stays in the caches of the
+    /// cores that copy it.
+    pub touched: bool,
     /// Messages of the throughput run, for each method.
     pub stream_messages: usize,
 }
@@ -125,24 +128,43 @@ pub struct RoundTrip {
     pub mean: Duration,
 }
 
-/// Round trips through two controllers, each with all its threads on the core given for it. On one
-/// core this measures the work of both ends; on two, they must also wake each other.
-pub fn round_trip(options: &BenchOptions, cores: [usize; 2]) -> Result<RoundTrip, BenchError> {
+/// The cores of one end of a round trip.
+#[derive(Clone, Copy, Debug)]
+pub struct EndCores {
+    /// Of the thread that copies messages.
+    pub network: usize,
+    /// Of the thread that makes and uses them.
+    pub node: usize,
+}
+
+impl EndCores {
+    /// All of them on one core.
+    pub fn one(core: usize) -> Self {
+        Self { network: core, node: core }
+    }
+}
+
+/// Round trips through two controllers on given cores. On one core this measures the work of both ends; on two, they must
+/// also wake each other.
+pub fn round_trip(options: &BenchOptions, ends: [EndCores; 2]) -> Result<RoundTrip, BenchError> {
     let pinned = |core: usize| {
         keep_to_cores(&[core]).map_err(|error| BenchError::Unexpected(error.to_string()))
     };
     let (tell, told) = mpsc::channel();
     thread::scope(|scope| {
         let echo = scope.spawn(move || -> Result<(), BenchError> {
-            pinned(cores[1])?;
+            // A controller's thread stays where it was started.
+            pinned(ends[1].network)?;
             let far = Controller::start(config("bench-far", options, Encryption::Never))?;
+            pinned(ends[1].node)?;
             // If the receiver is gone, the other end has failed and says why.
             _ = tell.send(far.listen((Ipv4Addr::LOCALHOST, 0))?);
             echo(options, &far, joined(&far)?, options.round_trips)
         });
         let ping = scope.spawn(move || -> Result<Vec<Duration>, BenchError> {
-            pinned(cores[0])?;
+            pinned(ends[0].network)?;
             let near = Controller::start(config("bench-near", options, Encryption::Never))?;
+            pinned(ends[0].node)?;
             let address = told.recv().map_err(|_| BenchError::Unexpected("no address".into()))?;
             let (far_peer, _) = near.connect(&address.to_string())?;
             ping(options, &near, far_peer, options.round_trips)
@@ -169,18 +191,30 @@ fn wire_bytes(options: &BenchOptions) -> (usize, usize) {
 fn outgoing(options: &BenchOptions, pool: &Pool) -> Message {
     let row = Row { slot: 0, position: 0, page: 0, token: 0 };
     let rows = vec![row; options.rows];
-    Message::attend(
-        StepId::default(),
-        0,
-        &rows,
-        &[],
-        pool.take(options.rows * options.row_bytes_out),
-    )
+    let payload = payload(options, pool, options.row_bytes_out);
+    Message::attend(StepId::default(), 0, &rows, &[], payload)
 }
 
 fn answer(options: &BenchOptions, pool: &Pool) -> Message {
-    let payload = pool.take(options.rows * options.row_bytes_back);
+    let payload = payload(options, pool, options.row_bytes_back);
     Message::attended(StepId::default(), 0, options.rows, payload)
+}
+
+fn payload(options: &BenchOptions, pool: &Pool, row_bytes: usize) -> Buffer {
+    let mut payload = pool.take(options.rows * row_bytes);
+    if options.touched {
+        payload.bytes_mut().fill(1);
+    }
+    payload
+}
+
+/// Ends a message's use.
+fn finish(options: &BenchOptions, pool: &Pool, message: Message) {
+    let payload = message.into_payload();
+    if options.touched {
+        black_box(payload.bytes().iter().fold(0, |all, byte| all ^ byte));
+    }
+    pool.give(payload);
 }
 
 /// Both ends of a bare connection.
@@ -280,7 +314,7 @@ fn echo(
 ) -> Result<(), BenchError> {
     for _ in 0..count {
         let message = next_message(far, Kind::Attend)?;
-        far.pool().give(message.into_payload());
+        finish(options, far.pool(), message);
         far.send(near_peer, answer(options, far.pool()))?;
     }
     Ok(())
@@ -310,7 +344,7 @@ fn ping(
         let message = next_message(near, Kind::Attended)?;
         round_trips.push(start.elapsed());
         start = Instant::now();
-        near.pool().give(message.into_payload());
+        finish(options, near.pool(), message);
     }
     Ok(round_trips)
 }

@@ -34,7 +34,7 @@ mod tests;
 mod thread;
 mod tls;
 
-pub use bench::{BenchError, BenchFigures, BenchOptions, RoundTrip, bench, round_trip};
+pub use bench::{BenchError, BenchFigures, BenchOptions, EndCores, RoundTrip, bench, round_trip};
 pub use config::{Bounds, Config, Encryption, Identity, LinkShape, NodeId, Timing, Token};
 pub use controller::{ConnectError, Controller};
 pub use event::{Event, LostReason, Peer, SendError};

@@ -30,7 +30,11 @@ pub(super) fn tune(
     let kept = entry.read().map(|kept| -> Vec<Algorithm> {
         kept.chunks_exact(ALGORITHM_BYTES).map(read_algorithm).collect()
     });
-    let usable = |kept: &Vec<_>| kept.len() == steps.len() && !kept.iter().any(splits);
+    let usable = |kept: &Vec<Algorithm>| {
+        kept.len() == steps.len()
+            && !kept.iter().any(splits)
+            && run_once(products, shape, &steps, kept, layers[0])
+    };
     let algorithms = match kept.filter(usable) {
         Some(kept) => kept,
         None => {
@@ -45,6 +49,20 @@ pub(super) fn tune(
         products.choose(shape, rows, algorithm);
     }
     Ok(())
+}
+
+/// Runs every algorithm once, with the first of the steps that it is for; whether all could be run. The first run loads an
+/// algorithm's kernels, which takes 5 to 60 ms: not in the middle of a job.
+fn run_once(
+    products: &mut Products,
+    shape: Shape,
+    steps: &[usize],
+    algorithms: &[Algorithm],
+    operands: Operands,
+) -> bool {
+    let first = |&(at, algorithm): &(usize, &Algorithm)| !algorithms[..at].contains(algorithm);
+    let mut distinct = algorithms.iter().enumerate().filter(first);
+    distinct.all(|(at, algorithm)| products.run(shape, steps[at], operands, algorithm).is_ok())
 }
 
 /// Where the choice for a shape is kept: by everything that it depends on.
