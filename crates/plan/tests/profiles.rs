@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// How far measurements may fall where they should rise.
-const NOISE: f64 = 0.05;
+const NOISE: f64 = 0.1;
 /// How far a forecast may be off.
 const ERROR_MAX: f64 = 0.1;
 /// Rows of a flight on the own lane of a GPU beside CPUs.
