@@ -14,6 +14,8 @@ MODEL = sys.argv[1]
 VOCABULARY = 49152
 # An engine compiles, allocates and tunes in its first steps; this many are enough.
 WARM_UP_OUTPUT = 8
+# Without instructions for bf16, engines are faster in f32, or do nothing else.
+HAS_BF16 = any(flag in open("/proc/cpuinfo").read() for flag in ("avx512_bf16", "amx_bf16"))
 
 
 def prompts(run):

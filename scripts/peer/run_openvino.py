@@ -18,7 +18,7 @@ pipeline = openvino_genai.ContinuousBatchingPipeline(
     scheduler,
     "CPU",
     {
-        "INFERENCE_PRECISION_HINT": "bf16",
+        "INFERENCE_PRECISION_HINT": "bf16" if job.HAS_BF16 else "f32",
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": job.THREADS,
     },

@@ -16,7 +16,7 @@ import vllm  # noqa: E402
 def main():
     engine = vllm.LLM(
         job.MODEL,
-        dtype="bfloat16",
+        dtype="bfloat16" if job.HAS_BF16 else "float32",
         max_model_len=job.INPUT + job.OUTPUT,
         max_num_seqs=job.PROMPTS,
         enable_prefix_caching=job.PREFIX > 0,

@@ -8,6 +8,7 @@ use glinthawk_launch::{LaunchNews, Tell};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -54,9 +55,10 @@ fn show(shown: &mut Option<(&'static str, ProgressBar)>, news: LaunchNews<'_>) {
             ("workers ready:", "{msg} {pos} of {len}", count as u64, of as u64)
         }
         LaunchNews::Listening(address, workers) => {
+            let workers = units::counted(workers as u64, "worker");
+            let at = reachable(address);
             return say(format_args!(
-                "waiting at {address} for {}: glinthawk worker --join {address}",
-                units::counted(workers as u64, "worker"),
+                "waiting at {address} for {workers}: glinthawk worker --join {at}"
             ));
         }
         LaunchNews::Settled(best, other) => {
@@ -66,6 +68,11 @@ fn show(shown: &mut Option<(&'static str, ProgressBar)>, news: LaunchNews<'_>) {
         LaunchNews::MixedKinds(kinds) => {
             return say(format_args!(
                 "the nodes compute on different kinds ({kinds}): results depend on where they are computed"
+            ));
+        }
+        LaunchNews::DamagedProfile(error) => {
+            return say(format_args!(
+                "not using a profile of this machine: {error}; `glinthawk profile` takes a new one"
             ));
         }
         LaunchNews::NoProfile => {
@@ -93,6 +100,16 @@ fn show(shown: &mut Option<(&'static str, ProgressBar)>, news: LaunchNews<'_>) {
     }
     bar.set_length(total);
     bar.set_position(done);
+}
+
+/// How others reach an address of this machine. One that stands for all addresses is no destination; the machine's name is.
+fn reachable(address: SocketAddr) -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match (address.ip().is_unspecified(), name.trim()) {
+        (false, _) => address.to_string(),
+        (true, "" | "(none)") => format!("ADDRESS-OF-THIS-MACHINE:{}", address.port()),
+        (true, name) => format!("{name}:{}", address.port()),
+    }
 }
 
 /// Progress of a job.

@@ -9,7 +9,9 @@ use glinthawk_cluster::{
     ClusterError, NodeReport, Role, Traffic, WorkerNews, WorkerOptions, keep_to_cores, work,
 };
 use glinthawk_compute::allowed_cores;
-use glinthawk_launch::{cluster_secret, encryption, free_memory_bytes, isa, threads};
+use glinthawk_launch::{
+    check_free_memory, cluster_secret, encryption, free_memory_bytes, isa, threads,
+};
 use glinthawk_model::{Model, Source};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -42,6 +44,11 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
             [args.cores.clone(), others.collect()]
         }),
         memory_bytes: match (args.context_memory, &gpu) {
+            // For local processes, which have a place, `run` has looked.
+            (Some(bytes), None) if args.place.is_none() => {
+                check_free_memory(bytes, 1)?;
+                bytes
+            }
             (Some(bytes), _) => bytes,
             (None, Some(_)) => u64::MAX,
             (None, None) => free_memory_bytes()? / 2,

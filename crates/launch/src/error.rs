@@ -2,7 +2,7 @@
 
 use glinthawk_cluster::net::BenchError;
 use glinthawk_cluster::{ClusterError, TOKEN_VARIABLE};
-use glinthawk_compute::ComputeError;
+use glinthawk_compute::{ComputeError, size};
 use glinthawk_model::catalogue::CatalogueError;
 use glinthawk_model::{ChatError, ModelError, TokenizerError};
 use glinthawk_plan::PlanError;
@@ -168,6 +168,21 @@ pub enum LaunchError {
         characters: usize,
         /// How long it must be.
         least: usize,
+    },
+    /// Contexts were promised more memory than there is.
+    #[error(
+        "--context-memory asks for {} on {}, and this machine has {} free",
+        size(*wanted_bytes),
+        counted(*nodes as usize, "node"),
+        size(*free_bytes)
+    )]
+    ContextMemory {
+        /// What all nodes would have.
+        wanted_bytes: u64,
+        /// How many attend on this machine's CPUs.
+        nodes: u64,
+        /// What is free.
+        free_bytes: u64,
     },
     /// The system does not say how much memory is free.
     #[error("cannot tell how much memory is free: give --context-memory")]

@@ -37,6 +37,7 @@ pub use expected::{Expected, LINES_SURVEYED, lengths};
 pub use fixed_job::FixedJob;
 pub use launch::{Running, launch};
 pub use machine::{free_memory_bytes, isa, threads};
+pub use memory::check_free_memory;
 pub use news::{LaunchNews, Tell};
 pub use opened::{Opened, open_text};
 pub use outlook::Outlook;

@@ -4,6 +4,7 @@ use crate::promise::Promise;
 use glinthawk_cluster::Kinds;
 use glinthawk_compute::ComputeError;
 use glinthawk_model::catalogue::PullProgress;
+use glinthawk_plan::PlanError;
 use std::net::SocketAddr;
 
 /// How far something is that takes a while, or something to know.
@@ -27,6 +28,8 @@ pub enum LaunchNews<'a> {
     MixedKinds(&'a Kinds),
     /// Kernels are being timed: measurements done, and in all.
     Profiling(u64, u64),
+    /// A profile that was kept for such a model cannot be read, so it is not used.
+    DamagedProfile(&'a PlanError),
     /// A brief profile is about to be taken, because there is none of this machine for such a model.
     NoProfile,
     /// The CPU is used: there is a driver, but its GPU is of no use.

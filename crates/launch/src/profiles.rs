@@ -1,13 +1,14 @@
 //! The profiles of this machine and its GPUs that were kept for later forecasts.
 
 use crate::error::{LaunchError, counted};
+use crate::news::{LaunchNews, Tell};
 use glinthawk_compute::Isa;
 use glinthawk_compute::cuda::CudaDevice;
 use glinthawk_model::ModelConfig;
 use glinthawk_model::catalogue::cache_folder;
 use glinthawk_plan::Profile;
 use glinthawk_plan::profile::Provenance;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Keeps a profile where forecasts look for it; returns the file.
@@ -22,28 +23,45 @@ pub(crate) fn kept(config: &ModelConfig, provenance: &Provenance) -> Option<Prof
     Profile::read(&path(config, provenance).ok()?).ok()
 }
 
-fn path(config: &ModelConfig, provenance: &Provenance) -> Result<PathBuf, LaunchError> {
+/// Tells of profiles for such a model that were kept and cannot be read.
+pub(crate) fn tell_damaged(config: &ModelConfig, tell: Tell<'_>) {
+    let Ok(files) = folder().map(std::fs::read_dir) else { return };
+    let kept = files.into_iter().flatten().flatten().map(|file| file.path());
+    let prefix = format!("{} ", widths(config));
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let version = concat!(" ", env!("CARGO_PKG_VERSION"), ".json");
+    let is_ours = |name: String| name.starts_with(&prefix) && name.ends_with(version);
+    for path in kept.filter(|path| name(path).is_some_and(is_ours)) {
+        if let Err(error) = Profile::read(&path) {
+            tell(LaunchNews::DamagedProfile(&error));
+        }
+    }
+}
+
+fn folder() -> Result<PathBuf, LaunchError> {
     let folder = cache_folder()?.join("profiles");
     if let Err(source) = std::fs::create_dir_all(&folder) {
         return Err(LaunchError::ProfileFolder { folder, source });
     }
+    Ok(folder)
+}
+
+/// The widths rather than the model's name: they are what kernel times depend on.
+fn widths(config: &ModelConfig) -> String {
+    let ModelConfig { hidden, feed_forward, vocab, .. } = config;
+    let (query_width, kv_width) = (config.query_width(), config.kv_width());
+    format!("{hidden}-{query_width}-{kv_width}-{feed_forward}-{vocab}")
+}
+
+fn path(config: &ModelConfig, provenance: &Provenance) -> Result<PathBuf, LaunchError> {
     let machine: String = provenance
         .machine
         .chars()
         .map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' })
         .collect();
-    // The widths rather than the model's name: they are what kernel times depend on.
-    Ok(folder.join(format!(
-        "{}-{}-{}-{}-{} {}-{} {machine} {}.json",
-        config.hidden,
-        config.query_width(),
-        config.kv_width(),
-        config.feed_forward,
-        config.vocab,
-        provenance.instruction_set,
-        provenance.threads,
-        provenance.version,
-    )))
+    let Provenance { instruction_set, threads, version, .. } = provenance;
+    let widths = widths(config);
+    Ok(folder()?.join(format!("{widths} {instruction_set}-{threads} {machine} {version}.json")))
 }
 
 /// This machine, as profiles name it.
