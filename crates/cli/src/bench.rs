@@ -8,7 +8,9 @@ use anyhow::bail;
 use glinthawk_cluster::Crowd;
 use glinthawk_compute::Threads;
 use glinthawk_compute::bench::operations_per_second;
-use glinthawk_launch::{Expected, FixedJob, Opened, Outlook, Resolved, launch};
+use glinthawk_launch::{
+    Expected, FixedJob, Opened, Outlook, Resolved, launch, tell_damaged_profiles,
+};
 use glinthawk_plan::Shape;
 use std::io::Write;
 use std::process::ExitCode;
@@ -24,6 +26,7 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     }
     let specification = args.engine.specification();
     let opened = with_bars(|tell| Opened::open(&specification, tell))?;
+    with_bars(|tell| tell_damaged_profiles(opened.model.config(), tell));
     let crowd = Crowd {
         prompts: args.prompts as usize,
         input: args.input as usize,

@@ -56,7 +56,8 @@ fn show(shown: &mut Option<(&'static str, ProgressBar)>, news: LaunchNews<'_>) {
         }
         LaunchNews::Listening(address, workers) => {
             let workers = units::counted(workers as u64, "worker");
-            let at = reachable(address);
+            let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+            let at = reachable(address, name.trim());
             return say(format_args!(
                 "waiting at {address} for {workers}: glinthawk worker --join {at}"
             ));
@@ -72,7 +73,7 @@ fn show(shown: &mut Option<(&'static str, ProgressBar)>, news: LaunchNews<'_>) {
         }
         LaunchNews::DamagedProfile(error) => {
             return say(format_args!(
-                "not using a profile of this machine: {error}; `glinthawk profile` takes a new one"
+                "ignoring a damaged profile: {error}. Delete it, or take it again with `glinthawk profile`"
             ));
         }
         LaunchNews::NoProfile => {
@@ -102,13 +103,15 @@ fn show(shown: &mut Option<(&'static str, ProgressBar)>, news: LaunchNews<'_>) {
     bar.set_position(done);
 }
 
-/// How others reach an address of this machine. One that stands for all addresses is no destination; the machine's name is.
-fn reachable(address: SocketAddr) -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    match (address.ip().is_unspecified(), name.trim()) {
-        (false, _) => address.to_string(),
-        (true, "" | "(none)") => format!("ADDRESS-OF-THIS-MACHINE:{}", address.port()),
-        (true, name) => format!("{name}:{}", address.port()),
+/// How others reach an address of this machine, which has a name. One that stands for all addresses is no destination; a name
+/// usually is.
+fn reachable(address: SocketAddr, name: &str) -> String {
+    match address.ip().is_unspecified() {
+        false => address.to_string(),
+        true if name.is_empty() || name == "(none)" || name.starts_with("localhost") => {
+            format!("ADDRESS-OF-THIS-MACHINE:{}", address.port())
+        }
+        true => format!("{name}:{}", address.port()),
     }
 }
 
@@ -204,4 +207,20 @@ fn describe(estimate: &Estimate, progress: &glinthawk_jobs::Progress) -> String 
         text += &format!(", {at_most}{} left", units::whole_seconds(left_s));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_told_where_to_join() {
+        let told = |address: &str, name: &str| reachable(address.parse().expect("valid"), name);
+        assert_eq!(told("10.0.0.1:7070", "host"), "10.0.0.1:7070");
+        assert_eq!(told("0.0.0.0:7070", "host"), "host:7070");
+        assert_eq!(told("[::]:7070", "host.example"), "host.example:7070");
+        for nameless in ["", "(none)", "localhost", "localhost.localdomain"] {
+            assert_eq!(told("0.0.0.0:7070", nameless), "ADDRESS-OF-THIS-MACHINE:7070");
+        }
+    }
 }

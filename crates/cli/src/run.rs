@@ -13,7 +13,7 @@ use glinthawk_jobs::{
 };
 use glinthawk_launch::{
     Device, Expected, LINES_SURVEYED, Opened, Outlook, Planned, Resolved, Specification, isa,
-    launch,
+    launch, tell_damaged_profiles,
 };
 use glinthawk_model::{Model, Source};
 use serde::Serialize;
@@ -48,6 +48,7 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         None => args.specification(),
     };
     let opened = with_bars(|tell| Opened::open(&specification, tell))?;
+    with_bars(|tell| tell_damaged_profiles(opened.model.config(), tell));
     if let Some(planned) = &planned {
         planned.check_layers(opened.model.config().layers)?;
     }

@@ -44,9 +44,9 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
             [args.cores.clone(), others.collect()]
         }),
         memory_bytes: match (args.context_memory, &gpu) {
-            // For local processes, which have a place, `run` has looked.
+            // Local processes, which have a place, get what `run` was told.
             (Some(bytes), None) if args.place.is_none() => {
-                check_free_memory(bytes, 1)?;
+                check_free_memory(bytes)?;
                 bytes
             }
             (Some(bytes), _) => bytes,

@@ -129,9 +129,6 @@ fn case_at(case: &Case) -> Case {
 fn memory_and_context_that_do_not_fit_are_refused() {
     let case = Case::new("{\"prompt\":\"hello\"}\n");
     case.run(&["--context-memory", "100KiB"]).expect_error(&["--context-memory", "--max-context"]);
-    case.run(&["--context-memory", "999TiB"]).expect_error(&["999.0 TiB on 1 node", "GiB free"]);
-    let nodes = ["--tier1", "1", "--tier2", "2", "--context-memory", "400TiB"];
-    case.run(&nodes).expect_error(&["800.0 TiB on 2 nodes", "GiB free"]);
     case.run(&["--max-context", "5000"]).expect_error(&["--max-context 5000", "1024"]);
     case.run(&["--max-context", "64", "--context-memory", "100KiB"]).expect(0);
 }

@@ -94,10 +94,18 @@ fn a_secret_that_can_be_guessed_is_refused() {
 #[test]
 fn memory_that_is_not_there_is_named_with_its_size_and_option() {
     let case = Case::new("{\"prompt\":\"hello\"}\n");
-    // A slab that hardly any machine has; nothing is touched.
+    // Contexts of more bytes than there are addresses, and a slab that hardly any machine has; nothing is touched.
     let case = Case { model: "dummy:smollm2-135m".to_owned(), ..case };
-    let refused = case.run(&["--context-memory", "1GiB", "--batch", "65536", "--flights", "1024"]);
+    let refused =
+        case.run(&["--context-memory", "900TiB", "--batch", "65536", "--flights", "1024"]);
     refused.expect_error(&["no room in memory for", "iB: give less with --"]);
+}
+
+#[test]
+fn a_worker_offers_no_memory_that_is_not_there() {
+    let mut worker = glinthawk(["worker", "--join", "127.0.0.1:1", "--context-memory", "999TiB"]);
+    let worker = worker.args(["--device", "cpu"]).env("GLINTHAWK_TOKEN", "0123456789abcdef");
+    Finished::of(worker).expect_error(&["--context-memory asks for 999.0 TiB", " free"]);
 }
 
 #[test]

@@ -84,12 +84,12 @@ fn a_profile_in_the_cache_is_named_after_the_machine() {
     };
     assert_eq!(run(&[]), run(&["--batch", "9"]));
 
-    // A damaged one is named and not used.
+    // A damaged one is named and ignored.
     let path = kept[0].as_ref().expect("a file").path();
     fs::write(&path, "{\"version\": 2}").expect("written");
     let mut command = case.command(&["--threads", "1", "--overwrite"]);
     let said = Finished::of(command.env("GLINTHAWK_CACHE", cache.path())).expect(0).stderr;
-    assert!(said.contains("not using a profile") && said.contains("profiles/"), "{said}");
+    assert!(said.contains("ignoring a damaged profile") && said.contains("profiles/"), "{said}");
     assert!(!said.contains("forecast from a profile"), "{said}");
 }
 

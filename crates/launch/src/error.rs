@@ -171,16 +171,13 @@ pub enum LaunchError {
     },
     /// Contexts were promised more memory than there is.
     #[error(
-        "--context-memory asks for {} on {}, and this machine has {} free",
+        "--context-memory asks for {}, and this machine has {} free",
         size(*wanted_bytes),
-        counted(*nodes as usize, "node"),
         size(*free_bytes)
     )]
     ContextMemory {
-        /// What all nodes would have.
+        /// What was asked for.
         wanted_bytes: u64,
-        /// How many attend on this machine's CPUs.
-        nodes: u64,
         /// What is free.
         free_bytes: u64,
     },

@@ -28,3 +28,15 @@ pub fn threads(wanted: Option<u32>) -> Result<usize, LaunchError> {
 pub fn free_memory_bytes() -> Result<u64, LaunchError> {
     glinthawk_cluster::free_memory_bytes().ok_or(LaunchError::FreeMemory)
 }
+
+/// Fails if contexts were promised more memory than is free. The system would give it as long as it is not used, and then
+/// end the process.
+pub fn check_free_memory(wanted_bytes: u64) -> Result<(), LaunchError> {
+    // Where the system does not say what is free, the user knows better.
+    match free_memory_bytes() {
+        Ok(free_bytes) if wanted_bytes > free_bytes => {
+            Err(LaunchError::ContextMemory { wanted_bytes, free_bytes })
+        }
+        _ => Ok(()),
+    }
+}

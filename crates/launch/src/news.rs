@@ -28,7 +28,7 @@ pub enum LaunchNews<'a> {
     MixedKinds(&'a Kinds),
     /// Kernels are being timed: measurements done, and in all.
     Profiling(u64, u64),
-    /// A profile that was kept for such a model cannot be read, so it is not used.
+    /// A profile that was kept for such a model cannot be read.
     DamagedProfile(&'a PlanError),
     /// A brief profile is about to be taken, because there is none of this machine for such a model.
     NoProfile,

@@ -3,7 +3,6 @@
 use crate::device::Device;
 use crate::error::LaunchError;
 use crate::news::{LaunchNews, Tell};
-use crate::profiles;
 use crate::specification::{Specification, Topology};
 use glinthawk_cluster::{Kinds, NodeKind, node_name};
 use glinthawk_compute::cuda::{CudaDevice, gpus};
@@ -36,7 +35,6 @@ impl Opened {
         let local = local.collect::<Result<_, _>>()?;
         let (model, served) = open(&specification.model, specification.context_max, tell)?;
         let (model, served) = (Arc::new(model), Arc::new(served));
-        profiles::tell_damaged(model.config(), tell);
         Ok(Self { model, served, device, local, weights_identity: OnceLock::new() })
     }
 

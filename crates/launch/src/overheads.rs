@@ -172,11 +172,15 @@ fn network(config: &ModelConfig, round_trips: usize) -> Result<Overheads, Launch
         |rows: u32| (rows as usize * 2 * (config.qkv_width() + config.query_width())) as f64;
     let byte = ((large - small) / (bytes(MESSAGE_ROWS) - bytes(1)) / 2.0).max(0.0);
     let message = ((small - 2.0 * byte * bytes(1)) / 4.0).max(0.0);
-    // Each end has a core for its network thread, one that makes and uses messages, and the rest reads.
-    let readers = cores.get(4..).unwrap_or_default();
+    // On a machine of many cores, each end has one for its network thread and one that makes and uses messages.
+    let touched = cores.len() > 4;
+    let (ends, readers_from) = match touched {
+        true => ([0, 1].map(|end| EndCores { network: core(end), node: core(2 + end) }), 4),
+        false => ([here, there], 2),
+    };
+    let readers = cores.get(readers_from..).unwrap_or_default();
     let (_, undisturbed) = beside_readers(readers, || std::thread::sleep(READING));
-    let flights = BenchOptions { under_way: UNDER_WAY, touched: true, ..options(ROWS, at_once) };
-    let ends = [0, 1].map(|end| EndCores { network: core(end), node: core(2 + end) });
+    let flights = BenchOptions { under_way: UNDER_WAY, touched, ..options(ROWS, at_once) };
     let (streamed, disturbed) = beside_readers(readers, || round_trip(&flights, ends));
     // Each end sends and receives all bytes while the other one does.
     let beside = byte.max(streamed?.median.as_secs_f64() / bytes(ROWS));

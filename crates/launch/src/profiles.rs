@@ -23,8 +23,8 @@ pub(crate) fn kept(config: &ModelConfig, provenance: &Provenance) -> Option<Prof
     Profile::read(&path(config, provenance).ok()?).ok()
 }
 
-/// Tells of profiles for such a model that were kept and cannot be read.
-pub(crate) fn tell_damaged(config: &ModelConfig, tell: Tell<'_>) {
+/// Tells of profiles for such a model that were kept and cannot be read, so that no forecast will use them.
+pub fn tell_damaged_profiles(config: &ModelConfig, tell: Tell<'_>) {
     let Ok(files) = folder().map(std::fs::read_dir) else { return };
     let kept = files.into_iter().flatten().flatten().map(|file| file.path());
     let prefix = format!("{} ", widths(config));

@@ -3,7 +3,7 @@
 use crate::cores::{Placement, fewest};
 use crate::error::LaunchError;
 use crate::machine;
-use crate::memory::{check_memory, gpu_memory_bytes, memory_bytes};
+use crate::memory::{gpu_memory_bytes, memory_bytes};
 use crate::opened::Opened;
 use crate::profiles;
 use crate::specification::{CHUNK_DEFAULT, Specification, Topology, flights_default};
@@ -118,11 +118,6 @@ impl Resolved {
             (None, None) if topology.listen.is_none() => Some(memory_bytes(opened, &layout)?),
             (None, wanted) => wanted,
         };
-        if let (None, Some(wanted)) = (&opened.device, wanted.filter(|_| topology.listen.is_none()))
-        {
-            let own = topology.own_memory_bytes().unwrap_or(wanted);
-            check_memory(opened, &layout, [own, wanted])?;
-        }
         let placement = Placement::new(specification, opened, layout, isa, memory_bytes, crowd)?;
         let layout = placement.layout.clone();
         let (tier1_cores, tier2_cores) =

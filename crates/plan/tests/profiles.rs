@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// How far measurements may fall where they should rise.
-const NOISE: f64 = 0.1;
+const NOISE: f64 = 0.05;
+/// The same for attention, whose kernels on a GPU take less time than it varies by: 4 of 44 µs.
+const ATTENTION_NOISE: f64 = 0.1;
 /// How far a forecast may be off.
 const ERROR_MAX: f64 = 0.1;
 /// Rows of a flight on the own lane of a GPU beside CPUs.
@@ -31,10 +33,10 @@ fn read(name: &str) -> (Profile, Shape) {
     (profile, shape)
 }
 
-fn check_rises(name: &str, curve: &[Point], from: usize) {
+fn check_rises(name: &str, curve: &[Point], from: usize, noise: f64) {
     for pair in curve.windows(2).filter(|pair| pair[0].batch >= from) {
         let [low, high] = pair else { unreachable!() };
-        assert!(high.seconds > low.seconds * (1.0 - NOISE), "{name}: {low:?}, {high:?}");
+        assert!(high.seconds > low.seconds * (1.0 - noise), "{name}: {low:?}, {high:?}");
     }
 }
 
@@ -50,16 +52,16 @@ fn times_rise_with_rows_and_contexts() {
         let (profile, _) = read(name);
         // Below that, reading the weights takes as long as computing, and other kernels are chosen.
         for curve in [&profile.pre, &profile.post, &profile.fused, &profile.classify] {
-            check_rises(name, curve, 128);
+            check_rises(name, curve, 128, NOISE);
         }
         for curve in &profile.attention {
-            check_rises(name, &curve.points, 16);
+            check_rises(name, &curve.points, 16, ATTENTION_NOISE);
         }
         for pair in profile.attention.windows(2).filter(|pair| pair[0].context >= 64) {
             // Of few rows, a call takes longer than the kernel.
             for point in pair[1].points.iter().filter(|point| point.batch >= 16) {
                 let shorter = interpolate(&pair[0].points, point.batch);
-                let rises = point.seconds > shorter * (1.0 - NOISE);
+                let rises = point.seconds > shorter * (1.0 - ATTENTION_NOISE);
                 assert!(rises, "{name}: {} {point:?}", pair[1].context);
             }
         }

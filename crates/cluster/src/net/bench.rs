@@ -39,8 +39,8 @@ pub struct BenchOptions {
     pub under_way: usize,
     /// Computation between two round trips, during which the far end is idle.
     pub pause: Duration,
-    /// Whether what is sent was just written and what came is read, as by kernels. Else it stays in the caches of the
-    /// cores that copy it.
+    /// Whether what is sent was just written and what came is read through controllers, as by kernels. Else it stays in the caches of the
+    /// cores that copy it. Writing and reading are timed too, unless they have cores of their own.
     pub touched: bool,
     /// Messages of the throughput run, for each method.
     pub stream_messages: usize,
@@ -387,7 +387,7 @@ fn flight_stream(options: &BenchOptions, encryption: Encryption) -> Result<f64, 
         let sink = scope.spawn(|| -> Result<Duration, BenchError> {
             for _ in 0..count {
                 let message = next_message(&far, Kind::Attend)?;
-                far.pool().give(message.into_payload());
+                finish(options, far.pool(), message);
             }
             Ok(start.elapsed())
         });
