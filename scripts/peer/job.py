@@ -14,7 +14,7 @@ MODEL = sys.argv[1]
 VOCABULARY = 49152
 # An engine compiles, allocates and tunes in its first steps; this many are enough.
 WARM_UP_OUTPUT = 8
-# Without bf16 instructions, engines are as fast in f32, or support nothing else.
+# Without bf16 instructions, OpenVINO supports f32 only, and vLLM is about as fast in it.
 with open("/proc/cpuinfo") as information:
     HAS_BF16 = "avx512_bf16" in information.read()
 

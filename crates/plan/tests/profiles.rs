@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// How far measurements may fall where they should rise.
 const NOISE: f64 = 0.05;
-/// The same for attention, whose kernels on a GPU take less time than it varies by: 4 of 44 µs.
+/// The same for attention: a small kernel on a GPU may vary by 5 of 48 µs.
 const ATTENTION_NOISE: f64 = 0.1;
 /// How far a forecast may be off.
 const ERROR_MAX: f64 = 0.1;

@@ -39,8 +39,8 @@ pub struct BenchOptions {
     pub under_way: usize,
     /// Computation between two round trips, during which the far end is idle.
     pub pause: Duration,
-    /// Whether what is sent was just written and what came is read through controllers, as by kernels. Else it stays in the caches of the
-    /// cores that copy it. Writing and reading are timed too, unless they have cores of their own.
+    /// Whether messages through controllers are written before and read after, as by kernels. Else they stay in the caches
+    /// of the cores that copy them. Writing and reading are timed too, unless they have cores of their own.
     pub touched: bool,
     /// Messages of the throughput run, for each method.
     pub stream_messages: usize,

@@ -52,7 +52,7 @@ pub(super) fn tune(
 }
 
 /// Runs every algorithm once, with the first of the steps that it is for; whether all could be run. The first run loads an
-/// algorithm's kernels, which takes 5 to 60 ms: not in the middle of a job.
+/// algorithm's kernels, which takes milliseconds: not in the middle of a job.
 fn run_once(
     products: &mut Products,
     shape: Shape,

@@ -221,6 +221,27 @@ const HIGH_HALF: i32 = 0xffff_0000_u32 as i32;
 /// Every second of 32 places.
 const ODD: u32 = 0xaaaa_aaaa;
 
+/// Where pairs are widened: the first values of a row's pairs, then the second ones, of what `load_pairs` returns.
+macro_rules! widened_rows {
+    ($pairs:pat => $first:expr, $second:expr) => {
+        #[inline(always)]
+        unsafe fn rows_of_step<const ROWS: usize>(
+            from: *const bf16,
+            room: &mut RowsOfStep<ROWS>,
+        ) -> *const f32 {
+            let room: *mut f32 = room.0.as_mut_ptr().cast();
+            for row in 0..ROWS {
+                unsafe {
+                    let $pairs = Self::load_pairs(from.add(row * STEP));
+                    $first.store(room.add(row * STEP));
+                    $second.store(room.add(row * STEP + SIMD_WIDTH));
+                }
+            }
+            room
+        }
+    };
+}
+
 impl Simd for Zmm {
     type Pairs = (__m512, __m512);
     type Value = f32;
@@ -247,22 +268,7 @@ impl Simd for Zmm {
     unsafe fn load_pairs(from: *const bf16) -> Self::Pairs {
         unsafe { apart(_mm512_loadu_si512(from.cast())) }
     }
-    /// First values of all pairs, then second ones.
-    #[inline(always)]
-    unsafe fn rows_of_step<const ROWS: usize>(
-        from: *const bf16,
-        room: &mut RowsOfStep<ROWS>,
-    ) -> *const f32 {
-        let room: *mut f32 = room.0.as_mut_ptr().cast();
-        for row in 0..ROWS {
-            unsafe {
-                let (first, second) = Self::load_pairs(from.add(row * STEP));
-                Self(first).store(room.add(row * STEP));
-                Self(second).store(room.add(row * STEP + SIMD_WIDTH));
-            }
-        }
-        room
-    }
+    widened_rows!((first, second) => Self(first), Self(second));
     #[inline(always)]
     unsafe fn splat_pair(row: *const f32, pair: usize) -> Self::Pairs {
         unsafe { (_mm512_set1_ps(*row.add(pair)), _mm512_set1_ps(*row.add(SIMD_WIDTH + pair))) }
@@ -502,22 +508,7 @@ impl Simd for Ymm2 {
             ]
         }
     }
-    /// First values of all pairs, then second ones.
-    #[inline(always)]
-    unsafe fn rows_of_step<const ROWS: usize>(
-        from: *const bf16,
-        room: &mut RowsOfStep<ROWS>,
-    ) -> *const f32 {
-        let room: *mut f32 = room.0.as_mut_ptr().cast();
-        for row in 0..ROWS {
-            unsafe {
-                let [a, b, c, d] = Self::load_pairs(from.add(row * STEP));
-                Self(a, b).store(room.add(row * STEP));
-                Self(c, d).store(room.add(row * STEP + SIMD_WIDTH));
-            }
-        }
-        room
-    }
+    widened_rows!([a, b, c, d] => Self(a, b), Self(c, d));
     #[inline(always)]
     unsafe fn splat_pair(row: *const f32, pair: usize) -> Self::Pairs {
         unsafe {
