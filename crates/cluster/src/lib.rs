@@ -36,6 +36,7 @@ mod strand;
 mod tier1_kernels;
 mod tier2_kernels;
 mod trace;
+mod turns;
 mod weights;
 mod wire;
 mod worker;

@@ -9,6 +9,7 @@ use crate::payload::Payload;
 use crate::report::{NodeReport, peak_memory_bytes};
 use crate::strand::ThreadShares;
 use crate::tier1_kernels::Tier1Place;
+use crate::turns::TakesTurns;
 use glinthawk_compute::{CpuBackend, CpuWeights, Isa, Threads};
 use glinthawk_flight::{Buffer, Pool};
 use glinthawk_model::{Model, ModelConfig};
@@ -77,7 +78,7 @@ impl LocalFabric {
         let Kernels { isa, threads } = kernels;
         let all = CpuBackend { isa, threads: Arc::new(Threads::new(threads)?), pool: pool(layout) };
         let weights = Arc::new(nodes::load_slice(model, layout, 0, &all, progress)?);
-        let shares = Arc::new(ThreadShares::new(isa, threads, layout.strands));
+        let shares = Arc::new(ThreadShares::new(isa, threads, layout.strands)?);
         let (newsagent, news) = channel();
         let mut lanes = Vec::new();
         for strand in 0..layout.strands {
@@ -195,18 +196,20 @@ struct Stack {
     outbox: Vec<Outgoing<Payload<Buffer>>>,
     /// When its clock began.
     began: Instant,
+    /// Its part in the turns on cores.
+    _turns: Option<TakesTurns>,
 }
 
 impl Stack {
     /// Made on the strand's thread.
     fn new(plan: StrandPlan, weights: Arc<CpuWeights>) -> Result<Self, ClusterError> {
         let StrandPlan { config, layout, place, pages, shares } = plan;
-        let backend = shares.take(place.strand, pool(&layout))?;
+        let (backend, turns) = shares.take(place.strand, pool(&layout))?;
         let weights = weights.beside(Arc::clone(&backend.threads), layout.slab_rows())?;
         let lane = Some((place.first_lane, pages));
         let strand = Strand { place, lane, layout: &layout, config: &config };
         let nodes = strand.nodes(&backend, Some(weights))?;
-        Ok(Self { nodes, outbox: Vec::new(), began: Instant::now() })
+        Ok(Self { nodes, outbox: Vec::new(), began: Instant::now(), _turns: turns })
     }
 
     /// Executes orders until the channel closes.

@@ -47,14 +47,14 @@ pub(crate) fn run_strands(
         Kind::Control => 0,
         _ => 1 + layout.strand_of(message.step().shard.lane),
     });
-    let shares = &ThreadShares::new(backend.isa, threads, strands);
+    let shares = &ThreadShares::new(backend.isa, threads, strands)?;
     let (weights, pool) = (weights.as_ref(), &backend.pool);
     let (readied, all_ready) = channel();
     thread::scope(|scope| {
         let work = |strand: usize| {
             let readied = readied.clone();
             let work = move || {
-                let backend = shares.take(strand, Arc::clone(pool))?;
+                let (backend, _turns) = shares.take(strand, Arc::clone(pool))?;
                 serve_strand(station, strand, backend, weights, readied)
             };
             let thread = thread::Builder::new().name(format!("strand-{strand}"));

@@ -182,7 +182,7 @@ impl<'a, B: Backend> Server<'a, B> {
             Parcel::Attended(attended, output) => wire::attended(&attended, rows, output.sent()),
             Parcel::Home(home) => wire::home(&home),
         };
-        sent(self.station.controller.send(peer, message))
+        sent(self.station.controller.send_on(self.letter_box, peer, message))
     }
 
     /// Takes an event; `true` ends the worker.

@@ -5,7 +5,8 @@ use crate::control::{Control, Link, Role};
 use crate::error::ClusterError;
 use crate::neighbours::Neighbours;
 use crate::net::{
-    ConnectError, Controller, Event, HandshakeError, LinkShape, LostReason, Peer, SendError,
+    ConnectError, Controller, Event, HandshakeError, LINES_MAX, LinkShape, LostReason, Peer,
+    SendError,
 };
 use crate::news::WorkerNews;
 use crate::report::{NodeReport, peak_memory_bytes};
@@ -139,7 +140,9 @@ impl Station {
     }
 
     fn redial(&self, address: &str, pass: u64) {
-        let done = match dial(&self.controller, address, PATIENCE) {
+        let dialled = dial(&self.controller, address, PATIENCE)
+            .and_then(|peer| self.add_lines(peer).map(|()| peer));
+        let done = match dialled {
             Ok(peer) if self.neighbours.end_dial(self.dialled(), peer, pass) => {
                 self.greet(peer, pass)
             }
@@ -153,6 +156,22 @@ impl Station {
             // The dispatcher is gone, or the new host is, and says so or is told so by itself.
             tracing::info!(%error, "a neighbour was not met");
         }
+    }
+
+    /// Makes a line for every strand, if there are several. An artificial link is one connection.
+    fn add_lines(&self, peer: Peer) -> Result<(), ClusterError> {
+        let strands = self.role.layout.strands;
+        if strands == 1 || self.role.link != Link::default() {
+            return Ok(());
+        }
+        // A strand without a line uses the first connection.
+        for line in 1..=u16::try_from(strands).map_or(LINES_MAX, |strands| strands.min(LINES_MAX)) {
+            if let Err(error) = self.controller.add_line(peer, line) {
+                self.controller.dismiss(peer);
+                return Err(error.into());
+            }
+        }
+        Ok(())
     }
 
     /// Says who is calling, to a neighbour that was dialled.
@@ -354,7 +373,7 @@ fn may_work_later(error: &ConnectError) -> bool {
         ConnectError::Handshake { source, .. } => {
             matches!(source, Timeout { .. } | Closed { .. } | Io(_))
         }
-        ConnectError::Resolve { .. } => false,
+        ConnectError::Resolve { .. } | ConnectError::Gone(_) => false,
     }
 }
 

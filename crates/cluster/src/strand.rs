@@ -3,6 +3,7 @@
 
 use crate::error::ClusterError;
 use crate::processes::keep_to_cores;
+use crate::turns::{TakesTurns, Turns};
 use glinthawk_compute::{CpuBackend, Isa, Threads, allowed_cores};
 use glinthawk_flight::Pool;
 use std::sync::Arc;
@@ -14,24 +15,33 @@ pub(crate) struct ThreadShares {
     each: usize,
     /// The cores of all strands, if every thread has one to itself.
     cores: Option<Vec<usize>>,
+    /// If the strands are single threads, they change cores in turns.
+    turns: Option<Arc<Turns>>,
 }
 
 impl ThreadShares {
     /// Shares of `threads` threads. Strands that are more have a thread each, and the system shares out the cores.
-    pub(crate) fn new(isa: Isa, threads: usize, strands: usize) -> Self {
+    pub(crate) fn new(isa: Isa, threads: usize, strands: usize) -> Result<Self, ClusterError> {
         let each = (threads / strands).max(1);
         let cores = Some(allowed_cores()).filter(|cores| cores.len() == each * strands);
-        Self { isa, each, cores }
+        let turning = cores.clone().filter(|_| each == 1 && strands > 1);
+        let turns = turning.map(Turns::start).transpose()?;
+        Ok(Self { isa, each, cores, turns })
     }
 
-    /// The kernels of a strand, made on its own thread, whose cores they inherit.
-    pub(crate) fn take(&self, strand: usize, pool: Arc<Pool>) -> Result<CpuBackend, ClusterError> {
+    /// The kernels of a strand, made on its own thread, whose cores they inherit. It keeps what else is returned.
+    pub(crate) fn take(
+        &self,
+        strand: usize,
+        pool: Arc<Pool>,
+    ) -> Result<(CpuBackend, Option<TakesTurns>), ClusterError> {
         if let Some(cores) = &self.cores {
             // A refusal costs speed, never correctness.
             _ = keep_to_cores(&cores[strand * self.each..][..self.each]);
         }
         let threads = Arc::new(Threads::new(self.each)?);
         threads.pin_caller();
-        Ok(CpuBackend { isa: self.isa, threads, pool })
+        let turns = self.turns.as_ref().map(|turns| turns.join(strand));
+        Ok((CpuBackend { isa: self.isa, threads, pool }, turns))
     }
 }

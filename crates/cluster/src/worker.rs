@@ -14,6 +14,7 @@ use glinthawk_compute::cuda::{CudaBackend, CudaDevice, CudaModel, pinned_pool};
 use glinthawk_compute::{CpuBackend, Isa, Threads, allowed_cores};
 use glinthawk_flight::{Buffer, Pool};
 use glinthawk_protocol::CORES_MANY;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,6 +71,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     let controller = Arc::new(
         Controller::start(config).map_err(ClusterError::io("cannot start the network thread"))?,
     );
+    allow_files();
     (options.news)(WorkerNews::Dialling(&options.join));
     let patience = if options.patient { Duration::MAX } else { PATIENCE };
     let dispatcher = dial(&controller, &options.join, patience)?;
@@ -135,6 +137,14 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
     station.controller.shutdown();
     options.has_role.store(false, Ordering::Relaxed);
     outcome
+}
+
+/// Lets this process open as many files as it may. Every strand has a connection with each of its neighbours.
+fn allow_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // A refusal matters only to a node with hundreds of neighbours, which cannot accept all of them.
+    _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// The threads of a worker's kernels. A Tier-2 node on many cores leaves one of them to its network thread: a kernel

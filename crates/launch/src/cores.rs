@@ -6,7 +6,7 @@ use crate::opened::Opened;
 use crate::profiles;
 use crate::rough::{Between, promised};
 use crate::specification::{Specification, flights_default};
-use glinthawk_cluster::{Crowd, Layout};
+use glinthawk_cluster::{Crowd, Layout, Link};
 use glinthawk_compute::{Isa, allowed_cores};
 use glinthawk_model::ModelConfig;
 use glinthawk_plan::{Catalogue, KernelTimes, RowTraffic, Shape};
@@ -67,7 +67,7 @@ impl Placement {
         let memory_bytes = memory_bytes.map(least);
         let cores = of_processes(specification, opened, &job)?;
         let is_everywhere = !cores.is_empty() && cores.iter().all(|own| *own == here);
-        let shares_cores = on_cores && !uses_tier2 && is_everywhere;
+        let shares_cores = on_cores && is_everywhere;
         let flights = match (shares_cores, layout.own_first) {
             // A core is never idle while one of its slices has work, and one batch is better than two halves.
             (true, _) => 1,
@@ -119,9 +119,11 @@ fn of_processes(
     }
     let config = opened.model.config();
     let shared = with_shared_cores(layout.clone(), config, here, memory_bytes, crowd);
-    // Where tiers send each other rows of every layer, their network threads would wait for cores.
     let is_one_tier = layout.tier2 == 0 || layout.own_first;
-    if is_one_tier && !opened.has_gpu() && shared.strands == here {
+    let link = specification.topology.link();
+    // Messages of strands on the same core need no other thread, unless they are held back.
+    let meets = is_one_tier || !layout.tier1_attends && link == Link::default();
+    if meets && !opened.has_gpu() && shared.strands == here {
         return Ok(vec![here; opened.local.len()]);
     }
     let kernels = Arc::new(thread_kernels(config, opened.model.name(), isa));
@@ -130,7 +132,6 @@ fn of_processes(
     if is_one_tier || opened.has_gpu() || crowd.prompts > PROMPTS_OF_PHASES * strands {
         return Ok(usual);
     }
-    let link = specification.topology.link();
     let between = Between {
         delay_seconds: link.delay.as_secs_f64(),
         bandwidth: link.bytes_per_second.map_or(f64::INFINITY, |rate| rate as f64),

@@ -1,4 +1,4 @@
-//! One connection as the network thread has it: bytes from the socket into messages. Never blocks.
+//! One connection as the thread that reads it has it: bytes from the socket into messages. Never blocks.
 
 use super::channel::Channel;
 use super::event::LostReason;

@@ -3,7 +3,7 @@
 use super::channel::Channel;
 use super::config::{Config, Identity, LinkShape};
 use super::event::{Event, Peer, SendError};
-use super::handshake::{self, HandshakeError};
+use super::handshake::{self, HandshakeError, Hello};
 use super::outlet::Outlet;
 use super::shared::{Command, Shared};
 use super::stats::PeerStats;
@@ -43,6 +43,9 @@ pub enum ConnectError {
         /// What went wrong.
         source: HandshakeError,
     },
+    /// The peer was lost meanwhile.
+    #[error("{0} is gone")]
+    Gone(Peer),
 }
 
 /// A node's end of every connection it has, with the one thread that serves them.
@@ -102,23 +105,60 @@ impl Controller {
         Err(last)
     }
 
+    /// Shakes hands on a new connection, or on a line.
+    fn greet(
+        &self,
+        stream: TcpStream,
+        address: SocketAddr,
+        line: u16,
+    ) -> Result<(Channel, Hello), HandshakeError> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let channel = Channel::new(stream, self.config.tls(address.ip()).map(Tls::dial));
+        let hello = handshake::greet(&channel, &self.config, line)?;
+        Ok((channel, hello))
+    }
+
     fn adopt(
         &self,
         stream: TcpStream,
         address: SocketAddr,
     ) -> Result<(Peer, Identity), HandshakeError> {
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
-        let channel = Channel::new(stream, self.config.tls(address.ip()).map(Tls::dial));
-        let hello = handshake::greet(&channel, &self.config)?;
+        let (channel, hello) = self.greet(stream, address, 0)?;
         let limits = self.config.limits.agree(hello.limits);
         let identity = hello.identity.clone();
         let counters = self.shared.enrol(hello.identity, address)?;
         let peer = counters.peer;
-        let outlet = Arc::new(Outlet::new(channel, counters, limits, &self.config));
+        let outlet = Arc::new(Outlet::new(channel, counters, limits, &self.config, 0));
         self.shared.open(&outlet);
         self.shared.command(Command::Adopt(outlet));
         Ok((peer, identity))
+    }
+
+    /// Makes a line to a peer that was dialled, from 1 to as many as there are letter boxes beside the first. From then on,
+    /// what is sent by [`Controller::send_on`] that line goes over it, and the thread at the letter box of its number
+    /// receives what comes.
+    pub fn add_line(&self, peer: Peer, line: u16) -> Result<(), ConnectError> {
+        let gone = || ConnectError::Gone(peer);
+        let (node, address) = self.shared.identity(peer).ok_or_else(gone)?;
+        let stream = TcpStream::connect_timeout(&address, self.config.timing.handshake)
+            .map_err(|source| ConnectError::Unreachable { address: address.to_string(), source })?;
+        let failed = |source| ConnectError::Handshake { address, source };
+        let (channel, hello) = self.greet(stream, address, line).map_err(failed)?;
+        if hello.identity.node != node {
+            return Err(failed(HandshakeError::Line { node: hello.identity.node, line }));
+        }
+        let counters = self.shared.owner_of_line(node, line, address.ip()).map_err(failed)?;
+        let limits = self.config.limits.agree(hello.limits);
+        let outlet = Arc::new(Outlet::new(channel, counters, limits, &self.config, line));
+        match self.shared.attach(line, &outlet) {
+            Ok(true) => {
+                self.shared.command(Command::AdoptLine(outlet));
+                Ok(())
+            }
+            Ok(false) => Err(gone()),
+            Err(error) => Err(failed(error.into())),
+        }
     }
 
     /// Makes the link to a peer behave like a slower one, for what this end sends from now on.
@@ -132,7 +172,12 @@ impl Controller {
     /// taking their events would lose each other. So a thread that sends more than the queue's
     /// bound without an answer must not also be the thread that receives.
     pub fn send(&self, peer: Peer, message: Message) -> Result<(), SendError> {
-        self.shared.send(peer, message)
+        self.shared.send(0, peer, message)
+    }
+
+    /// The same over a line, or over the first connection if there is no such line.
+    pub fn send_on(&self, line: usize, peer: Peer, message: Message) -> Result<(), SendError> {
+        self.shared.send(line, peer, message)
     }
 
     /// The next event, waiting for at most `timeout`; zero asks without waiting.

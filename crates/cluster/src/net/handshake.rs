@@ -27,7 +27,10 @@ struct WireHello {
     magic: U32,
     version: U16,
     status: u8,
-    reserved: [u8; 5],
+    reserved: u8,
+    /// A further connection of two peers, for one thread at each end; 0 is the first.
+    line: U16,
+    reserved_too: [u8; 2],
     rows_max: U32,
     table_bytes_max: U32,
     payload_bytes_max: U32,
@@ -139,6 +142,14 @@ pub enum HandshakeError {
         /// Peers at most.
         peers_max: usize,
     },
+    /// A line of a node that is not connected, or one too many.
+    #[error("line {line} of node {node}, which has no place for it")]
+    Line {
+        /// The peer's id.
+        node: NodeId,
+        /// The line.
+        line: u16,
+    },
     /// The other side said no.
     #[error("refused by the other side: {0}")]
     Refused(Status),
@@ -189,7 +200,7 @@ impl HandshakeError {
             Self::Version { .. } => Some(Status::Version),
             Self::Token => Some(Status::Token),
             Self::Plain | Self::Encrypted => Some(Status::Mixed),
-            Self::Name | Self::Limits => Some(Status::Malformed),
+            Self::Name | Self::Limits | Self::Line { .. } => Some(Status::Malformed),
             Self::Connected { .. } => Some(Status::Connected),
             Self::Full { .. } => Some(Status::Full),
             _ => None,
@@ -204,6 +215,8 @@ pub struct Hello {
     pub identity: Identity,
     /// The largest messages it takes.
     pub limits: Limits,
+    /// Which of their connections it is; all but the first, 0, are lines.
+    pub line: u16,
 }
 
 impl Hello {
@@ -224,6 +237,14 @@ impl Hello {
             wire.name[..name.len()].copy_from_slice(name);
         }
         zerocopy::transmute!(wire)
+    }
+
+    /// This node's greeting on a line.
+    pub(super) fn encode_line(config: &Config, line: u16) -> [u8; HELLO_BYTES] {
+        let mut bytes = Self::encode(config, Status::Hello);
+        let wire: &mut WireHello = zerocopy::transmute_mut!(&mut bytes);
+        wire.line = line.into();
+        bytes
     }
 
     /// Refuses a stranger by its first bytes, without waiting for the rest.
@@ -269,7 +290,8 @@ impl Hello {
             return Err(HandshakeError::Limits);
         }
         let name = decode_name(&wire.name).ok_or(HandshakeError::Name)?;
-        Ok(Self { identity: Identity { node: NodeId(wire.node.get()), name }, limits })
+        let identity = Identity { node: NodeId(wire.node.get()), name };
+        Ok(Self { identity, limits, line: wire.line.get() })
     }
 }
 
@@ -280,9 +302,13 @@ fn decode_name(bytes: &[u8; NAME_BYTES]) -> Option<String> {
 }
 
 /// The dialler's side, on the caller's thread: says hello, waits for the answer.
-pub(super) fn greet(channel: &Channel, config: &Config) -> Result<Hello, HandshakeError> {
+pub(super) fn greet(
+    channel: &Channel,
+    config: &Config,
+    line: u16,
+) -> Result<Hello, HandshakeError> {
     let deadline = Instant::now() + config.timing.handshake;
-    let hello = Hello::encode(config, Status::Hello);
+    let hello = Hello::encode_line(config, line);
     // It fits any fresh socket's buffer, so it is one write.
     if channel.write_vectored(&mut [IoSlice::new(&hello)])? < HELLO_BYTES {
         return Err(io::Error::from(io::ErrorKind::WriteZero).into());
@@ -340,7 +366,10 @@ mod tests {
         let config = config();
         let bytes = Hello::encode(&config, Status::Hello);
         let hello = Hello::decode(&bytes, &config.token, Status::Hello).unwrap();
-        assert_eq!(hello, Hello { identity: config.identity, limits: config.limits });
+        let (identity, limits) = (config.identity.clone(), config.limits);
+        assert_eq!(hello, Hello { identity, limits, line: 0 });
+        let bytes = Hello::encode_line(&config, 7);
+        assert_eq!(Hello::decode(&bytes, &config.token, Status::Hello).unwrap().line, 7);
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //! connection would take cores from the kernels. An async runtime would add a scheduler between the
 //! socket and the only two threads there are. A short message with nothing before it is written by
 //! the thread that sends it, since waking another takes longer than the write; all else, and all
-//! receiving, is the network thread's.
+//! receiving, is the network thread's. Threads that exchange much, each with one thread of a peer, have lines (`lines.rs`)
+//! that they read and write themselves.
 //!
 //! **Invariant:** nothing is allocated for a peer before its length was checked against the
 //! handshake's limits, and only one fixed-size hello is read before the token was checked. Over TLS
@@ -24,6 +25,7 @@ mod connection;
 mod controller;
 mod event;
 mod handshake;
+mod lines;
 mod link;
 mod outlet;
 mod reception;
@@ -39,4 +41,5 @@ pub use config::{Bounds, Config, Encryption, Identity, LinkShape, NodeId, Timing
 pub use controller::{ConnectError, Controller};
 pub use event::{Event, LostReason, Peer, SendError};
 pub use handshake::{HELLO_BYTES, HandshakeError, Hello, Status};
+pub(crate) use lines::LINES_MAX;
 pub use stats::{Counter, PeerStats};

@@ -9,12 +9,13 @@ use super::stats::PeerCounters;
 use glinthawk_flight::{Kind, Limits, Message, Pool};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice};
+use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// A message up to this long, and with nothing before it, is written by the thread that sends it:
-/// waking the network thread would take longer than the write.
+/// waking the network thread would take longer than the write. On a line, one of any length is.
 const INLINE_BYTES: usize = 128 << 10;
 /// Messages are taken from the link into one vectored write up to this much; what still waits can
 /// be overtaken by a deeper layer.
@@ -30,6 +31,7 @@ pub(super) struct Outlet {
     pub(super) limits: Limits,
     pool: Arc<Pool>,
     queue_bytes_max: usize,
+    inline_bytes_max: usize,
     /// Locked briefly, also while the writer is.
     queue: Mutex<Queue>,
     room: Condvar,
@@ -68,8 +70,10 @@ impl Outlet {
         counters: Arc<PeerCounters>,
         limits: Limits,
         config: &Config,
+        line: u16,
     ) -> Self {
         Self {
+            inline_bytes_max: if line > 0 { usize::MAX } else { INLINE_BYTES },
             channel,
             counters,
             limits,
@@ -111,7 +115,7 @@ impl Outlet {
         if queue.closed {
             return Err(SendError::Gone(peer));
         }
-        let alone = queue.bytes == 0 && bytes <= INLINE_BYTES;
+        let alone = queue.bytes == 0 && bytes <= self.inline_bytes_max;
         queue.bytes += bytes;
         let now = Instant::now();
         queue.link.push(sealed, now);
@@ -143,6 +147,17 @@ impl Outlet {
     pub(super) fn close(&self) {
         self.queue().closed = true;
         self.room.notify_all();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.queue().closed
+    }
+
+    /// Ends the connection at once, whoever reads from it.
+    pub(super) fn cut(&self) {
+        self.close();
+        // If this fails, the connection is gone already.
+        _ = self.channel.stream.shutdown(Shutdown::Both);
     }
 }
 

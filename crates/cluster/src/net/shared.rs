@@ -2,14 +2,16 @@
 //! and the accounting that bounds both.
 
 use super::config::{Config, Identity, LinkShape, NodeId};
+use super::connection::Connection;
 use super::event::{Event, LostReason, Peer, SendError};
 use super::handshake::HandshakeError;
+use super::lines::{Heard, LINES_MAX, Lines};
 use super::outlet::Outlet;
 use super::stats::{PeerCounters, PeerStats};
-use glinthawk_flight::Message;
-use std::collections::{HashMap, VecDeque};
-use std::io::{PipeWriter, Write};
-use std::net::{SocketAddr, TcpListener};
+use glinthawk_flight::{Message, Pool};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io::{self, PipeWriter, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,10 @@ use std::time::{Duration, Instant};
 pub(super) enum Command {
     Listen(TcpListener),
     Adopt(Arc<Outlet>),
+    /// Look after what a line's threads cannot write at once.
+    AdoptLine(Arc<Outlet>),
+    /// A line of the peer has ended.
+    LineEnded(Peer, LostReason),
     /// The peer's events were taken: read from it again.
     Resume(Peer),
     /// The peer was struck: close its connection.
@@ -33,6 +39,7 @@ pub(super) struct Shared {
     inbox: Mutex<Inbox>,
     waker: PipeWriter,
     counters: Mutex<Vec<Arc<PeerCounters>>>,
+    pool: Arc<Pool>,
     own_node: NodeId,
     peers_max: usize,
     inbox_bytes_max: usize,
@@ -56,6 +63,7 @@ struct Door {
     node: NodeId,
     /// None for the moment between the two.
     outlet: Option<Arc<Outlet>>,
+    lines: BTreeMap<u16, Arc<Outlet>>,
 }
 
 /// Says which letter box a message goes to.
@@ -76,6 +84,27 @@ struct LetterBox {
     /// Threads in `recv` that wait for an event.
     waiting: usize,
     mail: Arc<Condvar>,
+    /// If lines lead here, the thread waits for them, and for the bell.
+    lines: Option<(Arc<Mutex<Lines>>, Arc<PipeWriter>)>,
+    /// Lines that the thread does not know yet.
+    added: Vec<Connection>,
+}
+
+/// Wakes a thread that waits at a letter box.
+enum Waker {
+    Mail(Arc<Condvar>),
+    Bell(Arc<PipeWriter>),
+}
+
+impl Waker {
+    fn wake(self) {
+        match self {
+            Self::Mail(mail) => mail.notify_all(),
+            // A pipe has room for more bytes than there are events before the thread reads them. If the write fails, the
+            // thread is gone.
+            Self::Bell(bell) => _ = (&*bell).write(&[1]),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -96,6 +125,7 @@ impl Shared {
             }),
             waker,
             counters: Mutex::default(),
+            pool: Arc::clone(&config.pool),
             own_node: config.identity.node,
             peers_max: config.bounds.peers_max,
             inbox_bytes_max: config.bounds.inbox_bytes_max,
@@ -136,8 +166,22 @@ impl Shared {
         outlet.map(Arc::clone).ok_or(SendError::Gone(peer))
     }
 
-    pub(super) fn send(&self, peer: Peer, message: Message) -> Result<(), SendError> {
-        if self.outlet(peer)?.send(message)? {
+    /// The line to a peer, or the first connection if there is no such line.
+    fn line(&self, peer: Peer, line: usize) -> Result<Arc<Outlet>, SendError> {
+        let gate = self.gate();
+        let door = gate.doors.get(&peer);
+        let line = u16::try_from(line).ok().and_then(|line| door?.lines.get(&line));
+        match line {
+            Some(line) => Ok(Arc::clone(line)),
+            None => {
+                drop(gate);
+                self.outlet(peer)
+            }
+        }
+    }
+
+    pub(super) fn send(&self, line: usize, peer: Peer, message: Message) -> Result<(), SendError> {
+        if self.line(peer, line)?.send(message)? {
             let mut gate = self.gate();
             gate.nudged = true;
             self.wake(gate);
@@ -159,6 +203,7 @@ impl Shared {
     /// From now on, there are so many letter boxes, and `sorter` says which one a message goes to.
     pub(super) fn sort(&self, boxes: usize, sorter: Sorter) {
         let mut inbox = self.inbox();
+        let boxes = boxes.max(inbox.boxes.len());
         inbox.boxes.resize_with(boxes, LetterBox::default);
         inbox.sorter = sorter;
     }
@@ -179,7 +224,35 @@ impl Shared {
                 None => Duration::MAX,
                 Some(deadline) => deadline.saturating_duration_since(Instant::now()),
             };
-            if left.is_zero() || inbox.stopped {
+            if inbox.stopped {
+                return None;
+            }
+            let letters = &mut inbox.boxes[letter_box];
+            if let Some((lines, _)) = &letters.lines {
+                let (lines, added) = (Arc::clone(lines), std::mem::take(&mut letters.added));
+                letters.waiting += 1;
+                drop(inbox);
+                let mut lines = lines.lock().expect("no panic while lines are locked");
+                lines.add(added);
+                let heard = lines.next(left, &self.pool);
+                drop(lines);
+                inbox = self.inbox();
+                inbox.boxes[letter_box].waiting -= 1;
+                match heard {
+                    Some(Heard::Message(event)) => return Some(event),
+                    Some(Heard::Ended(peer, reason)) => {
+                        drop(inbox);
+                        self.command(Command::LineEnded(peer, reason));
+                        inbox = self.inbox();
+                    }
+                    None if left.is_zero() && inbox.boxes[letter_box].events.is_empty() => {
+                        return None;
+                    }
+                    None => {}
+                }
+                continue;
+            }
+            if left.is_zero() {
                 return None;
             }
             inbox.boxes[letter_box].waiting += 1;
@@ -198,7 +271,7 @@ impl Shared {
         }
         let waiting = inbox.put(letter_box, event);
         drop(inbox);
-        waiting.iter().for_each(|mail| mail.notify_all());
+        waiting.into_iter().for_each(Waker::wake);
     }
 
     pub(super) fn stats(&self) -> Vec<PeerStats> {
@@ -222,7 +295,7 @@ impl Shared {
         }
         let peer = Peer(gate.peers_seen);
         gate.peers_seen += 1;
-        gate.doors.insert(peer, Door { node, outlet: None });
+        gate.doors.insert(peer, Door { node, outlet: None, lines: BTreeMap::new() });
         drop(gate);
         let counters = Arc::new(PeerCounters::new(peer, identity, address));
         let mut all = self.counters.lock().expect("no panic while the counters are locked");
@@ -235,6 +308,57 @@ impl Shared {
         if let Some(door) = self.gate().doors.get_mut(&outlet.counters.peer) {
             door.outlet = Some(Arc::clone(outlet));
         }
+    }
+
+    /// Who a peer is, and where.
+    pub(super) fn identity(&self, peer: Peer) -> Option<(NodeId, SocketAddr)> {
+        let gate = self.gate();
+        let door = gate.doors.get(&peer)?;
+        Some((door.node, door.outlet.as_ref()?.counters.address))
+    }
+
+    /// Whose line it would be, if a connected node at this address has a place for it.
+    pub(super) fn owner_of_line(
+        &self,
+        node: NodeId,
+        line: u16,
+        address: IpAddr,
+    ) -> Result<Arc<PeerCounters>, HandshakeError> {
+        let gate = self.gate();
+        let owner = gate.doors.values().find(|door| door.node == node).and_then(|door| {
+            let is_free = (1..=LINES_MAX).contains(&line) && !door.lines.contains_key(&line);
+            let counters = &door.outlet.as_ref()?.counters;
+            (is_free && counters.address.ip() == address).then(|| Arc::clone(counters))
+        });
+        owner.ok_or(HandshakeError::Line { node, line })
+    }
+
+    /// From now on, what is sent on this line goes here, and what comes from here goes into the letter box of its number.
+    /// `false` if the peer is gone.
+    pub(super) fn attach(&self, line: u16, outlet: &Arc<Outlet>) -> io::Result<bool> {
+        let connection = Connection::new(Arc::clone(outlet), Instant::now());
+        let mut inbox = self.inbox();
+        let boxes = inbox.boxes.len().max(usize::from(line) + 1);
+        inbox.boxes.resize_with(boxes, LetterBox::default);
+        let letters = &mut inbox.boxes[usize::from(line)];
+        if letters.lines.is_none() {
+            let (reader, writer) = io::pipe()?;
+            letters.lines = Some((Arc::new(Mutex::new(Lines::new(reader))), Arc::new(writer)));
+            // It waits for the bell from now on.
+            letters.mail.notify_all();
+        }
+        letters.added.push(connection);
+        let waker = letters.waker();
+        drop(inbox);
+        let mut gate = self.gate();
+        let door = gate.doors.get_mut(&outlet.counters.peer);
+        let is_there = door.map(|door| door.lines.insert(line, Arc::clone(outlet))).is_some();
+        drop(gate);
+        if !is_there {
+            outlet.cut();
+        }
+        waker.into_iter().for_each(Waker::wake);
+        Ok(is_there)
     }
 }
 
@@ -271,16 +395,15 @@ impl Shared {
             waiting.extend(inbox.put(letter_box, event));
         }
         drop(inbox);
-        waiting.iter().for_each(|mail| mail.notify_all());
+        waiting.into_iter().for_each(Waker::wake);
         pause
     }
 
     /// The connection is gone: no more sending to it.
     pub(super) fn strike(&self, peer: Peer) {
-        let door = self.gate().doors.remove(&peer);
-        if let Some(outlet) = door.and_then(|door| door.outlet) {
-            outlet.close();
-        }
+        let Some(door) = self.gate().doors.remove(&peer) else { return };
+        door.outlet.iter().for_each(|outlet| outlet.close());
+        door.lines.values().for_each(|line| line.cut());
     }
 
     /// The network thread ends: nothing may wait for it any more, and no peer can be reached.
@@ -297,17 +420,28 @@ impl Shared {
         let lost = |peer| Event::Lost { peer, reason: LostReason::Stopped };
         inbox.boxes[0].events.extend(left.into_iter().map(lost));
         inbox.stopped = true;
-        inbox.boxes.iter().for_each(|letter_box| letter_box.mail.notify_all());
+        let wakers: Vec<Waker> = inbox.boxes.iter().filter_map(LetterBox::waker).collect();
+        drop(inbox);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl LetterBox {
+    /// Wakes the thread that waits here, if one does.
+    fn waker(&self) -> Option<Waker> {
+        (self.waiting > 0).then(|| match &self.lines {
+            Some((_, bell)) => Waker::Bell(Arc::clone(bell)),
+            None => Waker::Mail(Arc::clone(&self.mail)),
+        })
     }
 }
 
 impl Inbox {
-    /// Puts an event into a letter box; returns what to notify, if a thread waits for it.
-    fn put(&mut self, letter_box: usize, event: Event) -> Option<Arc<Condvar>> {
+    /// Puts an event into a letter box; returns what wakes the thread that waits for it, if one does.
+    fn put(&mut self, letter_box: usize, event: Event) -> Option<Waker> {
         let letter_box = &mut self.boxes[letter_box];
         letter_box.events.push_back(event);
-        let first = letter_box.events.len() == 1;
-        (first && letter_box.waiting > 0).then(|| Arc::clone(&letter_box.mail))
+        if letter_box.events.len() == 1 { letter_box.waker() } else { None }
     }
 
     /// Takes an event's bytes off its peer's account; returns the peer if it may be read again.

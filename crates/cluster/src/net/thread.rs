@@ -4,11 +4,12 @@ use super::config::Config;
 use super::connection::Connection;
 use super::event::{Event, LostReason, Peer};
 use super::handshake::{Hello, Status};
+use super::lines::LINE_PATIENCE;
 use super::outlet::Outlet;
 use super::reception::{Guest, Reception};
 use super::shared::{Command, Shared};
 use crate::processes::keep_to_cores;
-use glinthawk_flight::Kind;
+use glinthawk_flight::{Kind, Limits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
 use std::io::{self, PipeReader, Read};
@@ -28,6 +29,8 @@ pub(super) struct NetThread {
     wakeups: PipeReader,
     reception: Reception,
     connections: HashMap<Peer, Connection>,
+    /// Their lines, which other threads read: what these cannot write at once is written here.
+    lines: HashMap<Peer, Vec<Arc<Outlet>>>,
     /// Until when to wait for peers, once a shutdown was asked for.
     leaving_until: Option<Instant>,
     housekeeping_at: Instant,
@@ -39,6 +42,7 @@ enum Source {
     Listener(usize),
     Guest(u64),
     Connection(Peer),
+    Line(Peer, usize),
 }
 
 /// Tells other threads that this one ended, even after a panic.
@@ -58,6 +62,7 @@ impl NetThread {
             shared,
             wakeups,
             connections: HashMap::new(),
+            lines: HashMap::new(),
             leaving_until: None,
             housekeeping_at: Instant::now(),
         }
@@ -105,7 +110,9 @@ impl NetThread {
         if self.connections.values().any(Connection::holds_input) {
             return now;
         }
-        let links = self.connections.values().filter_map(|connection| connection.outlet.due(now));
+        let outlets = self.connections.values().map(|connection| &connection.outlet);
+        let outlets = outlets.chain(self.lines.values().flatten());
+        let links = outlets.filter_map(|outlet| outlet.due(now));
         links.chain(self.leaving_until).fold(self.housekeeping_at, Instant::min)
     }
 
@@ -129,6 +136,12 @@ impl NetThread {
             if !flags.is_empty() {
                 sources.push(Source::Connection(*peer));
                 descriptors.push(PollFd::new(&connection.outlet.channel.stream, flags));
+            }
+        }
+        for (peer, lines) in &self.lines {
+            for (index, line) in lines.iter().enumerate().filter(|(_, line)| line.is_blocked()) {
+                sources.push(Source::Line(*peer, index));
+                descriptors.push(PollFd::new(&line.channel.stream, PollFlags::OUT));
             }
         }
         let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
@@ -167,6 +180,7 @@ impl NetThread {
                     self.transmit(peer, now);
                 }
             }
+            Source::Line(peer, index) => self.transmit_line(peer, index, now),
         }
         Ok(())
     }
@@ -178,6 +192,13 @@ impl NetThread {
                 let peer = outlet.counters.peer;
                 self.connections.insert(peer, Connection::new(outlet, Instant::now()));
             }
+            Command::AdoptLine(outlet) => match outlet.counters.peer {
+                peer if self.connections.contains_key(&peer) => {
+                    self.lines.entry(peer).or_default().push(outlet);
+                }
+                _ => outlet.cut(),
+            },
+            Command::LineEnded(peer, reason) => self.end(peer, reason, Instant::now()),
             Command::Resume(peer) => {
                 if let Some(connection) = self.connections.get_mut(&peer) {
                     connection.paused = false;
@@ -185,6 +206,7 @@ impl NetThread {
                 }
             }
             Command::Dismiss(peer) => {
+                self.lines.remove(&peer);
                 if let Some(connection) = self.connections.remove(&peer) {
                     // If this fails, the connection is gone already.
                     _ = connection.outlet.channel.stream.shutdown(Shutdown::Both);
@@ -195,6 +217,7 @@ impl NetThread {
             Command::Shutdown => self.leave(),
             Command::Vanish => {
                 self.connections.clear();
+                self.lines.clear();
                 self.leave();
             }
         }
@@ -213,6 +236,9 @@ impl NetThread {
 
     fn welcome(&mut self, guest: Guest, hello: Hello, now: Instant) {
         let limits = self.config.limits.agree(hello.limits);
+        if hello.line > 0 {
+            return self.welcome_line(guest, &hello, limits);
+        }
         let counters = match self.shared.enrol(hello.identity.clone(), guest.address) {
             Ok(counters) => counters,
             Err(error) => return self.reception.refuse(&guest, &error),
@@ -223,10 +249,29 @@ impl NetThread {
             return self.reception.refuse(&guest, &error.into());
         }
         let Guest { channel, address, .. } = guest;
-        let outlet = Arc::new(Outlet::new(channel, counters, limits, &self.config));
+        let outlet = Arc::new(Outlet::new(channel, counters, limits, &self.config, 0));
         self.shared.open(&outlet);
         self.connections.insert(peer, Connection::new(outlet, now));
         self.shared.post(0, Event::Joined { peer, identity: hello.identity, address });
+    }
+
+    fn welcome_line(&mut self, guest: Guest, hello: &Hello, limits: Limits) {
+        let (node, line) = (hello.identity.node, hello.line);
+        let counters = match self.shared.owner_of_line(node, line, guest.address.ip()) {
+            Ok(counters) => counters,
+            Err(error) => return self.reception.refuse(&guest, &error),
+        };
+        let peer = counters.peer;
+        if let Err(error) = guest.answer(&self.config, Status::Welcome) {
+            return self.reception.refuse(&guest, &error.into());
+        }
+        let outlet = Outlet::new(guest.channel, counters, limits, &self.config, line);
+        let outlet = Arc::new(outlet);
+        match self.shared.attach(line, &outlet) {
+            Ok(true) => self.lines.entry(peer).or_default().push(outlet),
+            Ok(false) => {}
+            Err(error) => self.lose(peer, LostReason::Broken(error.to_string())),
+        }
     }
 
     /// Writes to every peer that has something due and a socket that may take it.
@@ -238,14 +283,34 @@ impl NetThread {
         for peer in peers {
             self.transmit(peer, now);
         }
+        let due = |line: &Arc<Outlet>| line.due(now).is_some_and(|due| due <= now);
+        let of_peer = |(peer, lines): (&Peer, &Vec<Arc<Outlet>>)| {
+            let due = lines.iter().enumerate().filter(|(_, line)| due(line));
+            due.map(|(index, _)| (*peer, index)).collect::<Vec<_>>()
+        };
+        let lines: Vec<(Peer, usize)> = self.lines.iter().flat_map(of_peer).collect();
+        for (peer, line) in lines {
+            self.transmit_line(peer, line, now);
+        }
+    }
+
+    fn transmit_line(&mut self, peer: Peer, index: usize, now: Instant) {
+        let line = self.lines.get(&peer).and_then(|lines| lines.get(index));
+        if let Some(Err(reason)) = line.map(|line| line.transmit(now)) {
+            self.end(peer, reason, now);
+        }
+    }
+
+    /// A connection with a peer has failed. What the peer said before it went still counts, above all a goodbye.
+    fn end(&mut self, peer: Peer, reason: LostReason, now: Instant) {
+        self.receive(peer, usize::MAX, now);
+        self.lose(peer, reason);
     }
 
     fn transmit(&mut self, peer: Peer, now: Instant) {
         let Some(connection) = self.connections.get_mut(&peer) else { return };
         if let Err(reason) = connection.outlet.transmit(now) {
-            // What the peer said before it went still counts, above all a goodbye.
-            self.receive(peer, usize::MAX, now);
-            self.lose(peer, reason);
+            self.end(peer, reason, now);
         } else if self.leaving_until.is_some() && connection.outlet.is_empty() {
             // If this fails, the connection is broken and the next read says so.
             _ = connection.outlet.channel.stream.shutdown(Shutdown::Write);
@@ -298,6 +363,7 @@ impl NetThread {
     /// The one place where a peer ends.
     fn lose(&mut self, peer: Peer, reason: LostReason) {
         let Some(connection) = self.connections.remove(&peer) else { return };
+        self.lines.remove(&peer);
         self.shared.strike(peer);
         if self.leaving_until.is_some() {
             return;
@@ -328,11 +394,15 @@ impl NetThread {
         let mut lost = Vec::new();
         for (peer, connection) in &self.connections {
             let unheard = now.saturating_duration_since(connection.heard_at);
-            let blocked = connection.outlet.blocked_since();
-            let stalled =
-                blocked.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+            let blocked = |outlet: &Arc<Outlet>| {
+                let since = outlet.blocked_since();
+                since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+            };
+            let lines = self.lines.get(peer).into_iter().flatten();
+            let line = lines.map(blocked).max().unwrap_or_default();
+            let stalled = blocked(&connection.outlet).max(line / LINE_PATIENCE);
             if stalled >= timing.stall {
-                lost.push((*peer, LostReason::Stalled(stalled)));
+                lost.push((*peer, LostReason::Stalled(stalled.max(line))));
             } else if !connection.paused && unheard >= timing.silence {
                 lost.push((*peer, LostReason::Silent(unheard)));
             } else if self.leaving_until.is_none() {
