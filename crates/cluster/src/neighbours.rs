@@ -91,6 +91,11 @@ impl Neighbours {
         })
     }
 
+    /// Whether somebody is still to introduce itself.
+    pub(crate) fn awaits_callers(&self) -> bool {
+        !self.look().callers.is_empty()
+    }
+
     /// The neighbour that a peer says it is, if the dispatcher has told this process so. A pass is good for once.
     pub(crate) fn introduce(&self, role: &Role, peer: Peer, caller: Caller) -> Option<NodeAddress> {
         let node = node_of(role, caller.0)?;

@@ -144,7 +144,11 @@ impl Station {
             .and_then(|peer| self.add_lines(peer).map(|()| peer));
         let done = match dialled {
             Ok(peer) if self.neighbours.end_dial(self.dialled(), peer, pass) => {
-                self.greet(peer, pass)
+                // One that was lost before it was known here was not heard of by anybody.
+                self.greet(peer, pass).or_else(|error| {
+                    self.neighbours.remove(peer);
+                    self.tell_dispatcher(&Control::LinkLost(pass, error.to_string()))
+                })
             }
             Ok(peer) => {
                 self.controller.dismiss(peer);
@@ -153,7 +157,7 @@ impl Station {
             Err(error) => self.tell_dispatcher(&Control::LinkLost(pass, error.to_string())),
         };
         if let Err(error) = done {
-            // The dispatcher is gone, or the new host is, and says so or is told so by itself.
+            // The dispatcher is gone, which is among the events.
             tracing::info!(%error, "a neighbour was not met");
         }
     }
@@ -161,17 +165,14 @@ impl Station {
     /// Makes a line for every strand, if there are several. An artificial link is one connection.
     fn add_lines(&self, peer: Peer) -> Result<(), ClusterError> {
         let strands = self.role.layout.strands;
-        if strands == 1 || self.role.link != Link::default() {
+        if self.role.link != Link::default() {
             return Ok(());
         }
         // A strand without a line uses the first connection.
-        for line in 1..=u16::try_from(strands).map_or(LINES_MAX, |strands| strands.min(LINES_MAX)) {
-            if let Err(error) = self.controller.add_line(peer, line) {
-                self.controller.dismiss(peer);
-                return Err(error.into());
-            }
-        }
-        Ok(())
+        (1..=lines_of(strands)).try_for_each(|line| {
+            let added = insist(PATIENCE, || self.controller.add_line(peer, line));
+            added.inspect_err(|_| self.controller.dismiss(peer))
+        })
     }
 
     /// Says who is calling, to a neighbour that was dialled.
@@ -351,11 +352,27 @@ pub(crate) fn dial(
     address: &str,
     patience: Duration,
 ) -> Result<Peer, ClusterError> {
+    insist(patience, || controller.connect(address)).map(|(peer, _)| peer)
+}
+
+/// The lines of a process of so many strands with each neighbour.
+pub(crate) fn lines_of(strands: usize) -> u16 {
+    match strands {
+        1 => 0,
+        _ => u16::try_from(strands).map_or(LINES_MAX, |strands| strands.min(LINES_MAX)),
+    }
+}
+
+/// Tries until it works, cannot work, or the time is up.
+fn insist<T>(
+    patience: Duration,
+    connect: impl Fn() -> Result<T, ConnectError>,
+) -> Result<T, ClusterError> {
     let started = Instant::now();
     let mut retry = RETRY;
     loop {
-        match controller.connect(address) {
-            Ok((peer, _)) => return Ok(peer),
+        match connect() {
+            Ok(done) => return Ok(done),
             Err(error) if may_work_later(&error) && started.elapsed() < patience => {
                 std::thread::sleep(retry);
                 retry = (2 * retry).min(RETRY_MAX);

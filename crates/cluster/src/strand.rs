@@ -35,13 +35,14 @@ impl ThreadShares {
         strand: usize,
         pool: Arc<Pool>,
     ) -> Result<(CpuBackend, Option<TakesTurns>), ClusterError> {
-        if let Some(cores) = &self.cores {
+        let own = self.cores.as_ref().map(|cores| &cores[strand * self.each..][..self.each]);
+        if let Some(cores) = own {
             // A refusal costs speed, never correctness.
-            _ = keep_to_cores(&cores[strand * self.each..][..self.each]);
+            _ = keep_to_cores(cores);
         }
         let threads = Arc::new(Threads::new(self.each)?);
         threads.pin_caller();
-        let turns = self.turns.as_ref().map(|turns| turns.join(strand));
+        let turns = self.turns.as_ref().zip(own).map(|(turns, own)| turns.join(own[0]));
         Ok((CpuBackend { isa: self.isa, threads, pool }, turns))
     }
 }

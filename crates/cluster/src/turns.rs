@@ -1,9 +1,12 @@
 //! Threads with a core each, which they change in turns. Cores of one machine differ, most of all where others share
-//! them, and a job ends with its slowest thread: so each thread has each core for a while.
+//! them, and a job ends with its slowest thread: so each thread has each core for a while. It stays near its memory: cores
+//! take turns within a NUMA node.
 
 use crate::error::ClusterError;
 use rustix::thread::{CpuSet, Pid, gettid, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -11,10 +14,14 @@ use std::time::Duration;
 /// How long a thread has a core: caches are filled again in a hundredth of that.
 const TURN: Duration = Duration::from_millis(100);
 
+/// NUMA nodes that are looked for.
+const NODES_MAX: usize = 64;
+
 /// The cores, and the threads that take turns on them.
 pub(crate) struct Turns {
-    cores: Vec<usize>,
-    /// Each with the place where it began.
+    /// NUMA node by NUMA node.
+    cores: Vec<Vec<usize>>,
+    /// Each with the core where it began.
     threads: Mutex<Vec<(Pid, usize)>>,
 }
 
@@ -27,14 +34,14 @@ pub(crate) struct TakesTurns {
 impl Turns {
     /// Turns on these cores. They end when nobody takes part any more.
     pub(crate) fn start(cores: Vec<usize>) -> Result<Arc<Self>, ClusterError> {
-        let turns = Arc::new(Self { cores, threads: Mutex::default() });
+        let turns = Arc::new(Self { cores: by_node(cores), threads: Mutex::default() });
         let watched = Arc::downgrade(&turns);
         let turn = move || {
             loop {
                 thread::sleep(until_next_turn());
                 let Some(turns) = watched.upgrade() else { return };
                 let threads = turns.threads();
-                threads.iter().for_each(|(thread, place)| turns.place(*thread, *place));
+                threads.iter().for_each(|(thread, first)| turns.place(*thread, *first));
             }
         };
         let thread = thread::Builder::new().name("turns".to_owned()).spawn(turn);
@@ -42,11 +49,11 @@ impl Turns {
         Ok(turns)
     }
 
-    /// The calling thread takes part from now on, from this place.
-    pub(crate) fn join(self: &Arc<Self>, place: usize) -> TakesTurns {
+    /// The calling thread takes part from now on, in place of the one that began on this core.
+    pub(crate) fn join(self: &Arc<Self>, first: usize) -> TakesTurns {
         let thread = gettid();
-        self.threads().push((thread, place));
-        self.place(thread, place);
+        self.threads().push((thread, first));
+        self.place(thread, first);
         TakesTurns { turns: Arc::clone(self), thread }
     }
 
@@ -55,10 +62,13 @@ impl Turns {
     }
 
     /// Puts a thread on the core whose turn it is.
-    fn place(&self, thread: Pid, place: usize) {
+    fn place(&self, thread: Pid, first: usize) {
         let turn = (now().as_millis() / TURN.as_millis()) as usize;
+        let near = self.cores.iter().find(|cores| cores.contains(&first));
+        let near = near.expect("a thread begins on one of the cores");
+        let place = near.iter().position(|core| *core == first).unwrap_or(0);
         let mut set = CpuSet::new();
-        set.set(self.cores[(place + turn) % self.cores.len()]);
+        set.set(near[(place + turn) % near.len()]);
         // A refusal costs speed, never correctness.
         _ = sched_setaffinity(Some(thread), &set);
     }
@@ -69,6 +79,17 @@ impl Drop for TakesTurns {
         // Its number may soon be another thread's.
         self.turns.threads().retain(|(thread, _)| *thread != self.thread);
     }
+}
+
+/// These cores, those of each NUMA node together; all together if the system does not say.
+fn by_node(cores: Vec<usize>) -> Vec<Vec<usize>> {
+    let is_on = |core: usize, node: usize| {
+        Path::new(&format!("/sys/devices/system/cpu/cpu{core}/node{node}")).exists()
+    };
+    let node_of = |core: &usize| (0..NODES_MAX).find(|node| is_on(*core, *node));
+    let mut nodes: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
+    cores.into_iter().for_each(|core| nodes.entry(node_of(&core)).or_default().push(core));
+    nodes.into_values().collect()
 }
 
 /// The same for all processes of a machine: nodes that begin on one core stay together.
@@ -93,10 +114,13 @@ mod tests {
     fn a_thread_has_every_core_for_a_while() {
         let all = allowed_cores();
         let turns = Turns::start(all.clone()).unwrap();
+        assert_eq!(turns.cores.concat().len(), all.len());
+        let near = turns.cores[0].clone();
+        let expected: BTreeSet<usize> = near.iter().copied().collect();
         let seen = thread::spawn(move || {
-            let part = turns.join(0);
+            let part = turns.join(near[0]);
             let (began, mut seen) = (Instant::now(), BTreeSet::new());
-            while seen.len() < turns.cores.len() {
+            while seen.len() < near.len() {
                 assert!(began.elapsed() < Duration::from_secs(60), "only {seen:?}");
                 let cores = allowed_cores();
                 assert_eq!(cores.len(), 1, "a thread has one core at a time");
@@ -107,6 +131,6 @@ mod tests {
             assert!(turns.threads().is_empty());
             seen
         });
-        assert_eq!(seen.join().unwrap(), all.into_iter().collect());
+        assert_eq!(seen.join().unwrap(), expected);
     }
 }

@@ -5,11 +5,11 @@ use crate::complaints::Complaints;
 use crate::control::{Control, GpuOffer, LocalProcess, Offer, Role};
 use crate::error::ClusterError;
 use crate::neighbours::Neighbours;
-use crate::net::{Config, Controller, Encryption, Event, Peer, Token};
+use crate::net::{Config, Controller, Encryption, Event, LINES_MAX, Peer, Token};
 use crate::news::WorkerNews;
 use crate::processes::keep_to_cores;
 use crate::role;
-use crate::station::{PATIENCE, Station, dial, keep_introduction};
+use crate::station::{PATIENCE, Station, dial, keep_introduction, lines_of};
 use glinthawk_compute::cuda::{CudaBackend, CudaDevice, CudaModel, pinned_pool};
 use glinthawk_compute::{CpuBackend, Isa, Threads, allowed_cores};
 use glinthawk_flight::{Buffer, Pool};
@@ -72,6 +72,8 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         Controller::start(config).map_err(ClusterError::io("cannot start the network thread"))?,
     );
     allow_files();
+    // A neighbour may have its role before this worker has.
+    controller.allow_lines(LINES_MAX);
     (options.news)(WorkerNews::Dialling(&options.join));
     let patience = if options.patient { Duration::MAX } else { PATIENCE };
     let dispatcher = dial(&controller, &options.join, patience)?;
@@ -102,6 +104,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
         return Ok(());
     };
     options.has_role.store(true, Ordering::Relaxed);
+    controller.allow_lines(lines_of(role.layout.strands));
     (options.news)(WorkerNews::Joined(&role));
     let threads = Arc::new(kernel_threads(options, &role, &controller)?);
     let station = Arc::new(Station {
@@ -143,7 +146,7 @@ pub fn work(options: &WorkerOptions) -> Result<(), ClusterError> {
 fn allow_files() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // A refusal matters only to a node with hundreds of neighbours, which cannot accept all of them.
+    // If it is refused and files run out, connections are refused for that reason.
     _ = setrlimit(Resource::Nofile, limit);
 }
 

@@ -3,10 +3,12 @@
 mod net_support;
 
 use glinthawk_cluster::net::{
-    Config, Controller, Event, Hello, LostReason, Peer, SendError, Status, Timing,
+    Config, Controller, Event, HELLO_BYTES, Hello, LostReason, Peer, SendError, Status, Timing,
 };
-use glinthawk_flight::Message;
+use glinthawk_flight::{Kind, Message};
 use net_support::*;
+use std::io::Read;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 const LINES: u16 = 3;
@@ -16,6 +18,7 @@ type Nodes = ((Controller, Peer), (Controller, Peer));
 /// Two nodes with lines.
 fn lined(near: Config, far: Config) -> Nodes {
     let ((near, far_peer), (far, near_peer)) = pair(near, far);
+    [&near, &far].into_iter().for_each(|node| node.allow_lines(LINES));
     (1..=LINES).for_each(|line| near.add_line(far_peer, line).unwrap());
     ((near, far_peer), (far, near_peer))
 }
@@ -28,7 +31,7 @@ fn next_in(controller: &Controller, letter_box: u16) -> (Peer, Message) {
 }
 
 /// A greeting on a line.
-fn hello_on(config: &Config, line: u16) -> [u8; 128] {
+fn hello_on(config: &Config, line: u16) -> [u8; HELLO_BYTES] {
     let mut hello = Hello::encode(config, Status::Hello);
     hello[8..10].copy_from_slice(&line.to_le_bytes());
     hello
@@ -77,7 +80,7 @@ fn every_line_leads_to_the_thread_of_its_letter_box() {
         });
         let stats = &near.stats()[..];
         assert_eq!(stats.len(), 1, "lines are counted with their peer");
-        assert_eq!(stats[0].sent_total().messages, 1 + 20 * u64::from(LINES));
+        assert_eq!(stats[0].sent(Kind::Attended).messages, 1 + 20 * u64::from(LINES));
     }
 }
 
@@ -85,6 +88,7 @@ fn every_line_leads_to_the_thread_of_its_letter_box() {
 fn a_thread_that_waits_learns_of_its_first_line() {
     let ((near, far_peer), (far, near_peer)) = pair(config("near"), config("far"));
     far.sort(2, |_| 1);
+    [&near, &far].into_iter().for_each(|node| node.allow_lines(1));
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| next_in(&far, 1));
         std::thread::sleep(Duration::from_millis(50));
@@ -115,15 +119,21 @@ fn a_node_that_leaves_takes_its_lines_along() {
 /// A peer and its line, by raw bytes.
 fn raw_line(far: &Controller, name: &str) -> (RawPeer, RawPeer, Peer) {
     let address = far.listen("127.0.0.1:0").unwrap();
+    far.allow_lines(1);
     let config = config(name);
     let first = RawPeer::join(address, &config);
     let peer = next_joined(far);
-    let mut line = RawPeer::dial(address);
-    line.say(&hello_on(&config, 1));
-    let mut welcome = [0; 128];
-    std::io::Read::read_exact(&mut line.stream, &mut welcome).unwrap();
+    (first, say_hello(address, &config, 1), peer)
+}
+
+/// Dials a line and shakes hands.
+fn say_hello(address: SocketAddr, config: &Config, line: u16) -> RawPeer {
+    let mut peer = RawPeer::dial(address);
+    peer.say(&hello_on(config, line));
+    let mut welcome = [0; HELLO_BYTES];
+    peer.stream.read_exact(&mut welcome).unwrap();
     Hello::decode(&welcome, &config.token, Status::Welcome).unwrap();
-    (first, line, peer)
+    peer
 }
 
 #[test]
@@ -167,7 +177,7 @@ fn a_line_that_is_not_read_loses_its_peer() {
     assert!(matches!(reason, LostReason::Stalled(_)), "{reason}");
 }
 
-/// A line belongs to a node that is connected, once, and has a number.
+/// A line belongs to a node that is connected, and its number is one of those that are allowed.
 #[test]
 fn a_line_of_a_stranger_is_refused() {
     let _alone = capture_log();
@@ -184,14 +194,38 @@ fn a_line_of_a_stranger_is_refused() {
         let lines = log_lines(&peer);
         assert!(lines[0].contains("which has no place for it"), "{lines:?}");
     };
-    refused(&stranger, 1);
-    refused(&known, 1025);
-    refused(&known, u16::MAX);
-    let mut line = RawPeer::dial(address);
-    line.say(&hello_on(&known, 1));
-    std::io::Read::read_exact(&mut line.stream, &mut [0; 128]).unwrap();
     refused(&known, 1);
+    far.allow_lines(2);
+    refused(&stranger, 1);
+    refused(&known, 3);
+    refused(&known, u16::MAX);
+    // A node that had given up its line makes it again.
+    let mut given_up = say_hello(address, &known, 1);
+    let _line = say_hello(address, &known, 1);
+    given_up.listen_to_the_end();
     check_goes_on(&far, address, config("friend"));
+}
+
+/// What a thread has not taken yet does not stay behind when its peer goes.
+#[test]
+fn lines_that_nobody_reads_leave_no_descriptors() {
+    let _alone = capture_log();
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let far = Controller::start(config("far")).unwrap();
+    let address = far.listen("127.0.0.1:0").unwrap();
+    far.allow_lines(20);
+    let mut after = Vec::new();
+    for _ in 0..5 {
+        let guest = config("guest");
+        let first = RawPeer::join(address, &guest);
+        let peer = next_joined(&far);
+        let lines: Vec<RawPeer> = (1..=20).map(|line| say_hello(address, &guest, line)).collect();
+        drop((first, lines));
+        assert_eq!(next_lost(&far).0, peer);
+        after.push(open());
+    }
+    // Other tests of this process come and go.
+    assert!(after[4] < after[0] + 40, "{after:?}");
 }
 
 /// Messages that nobody takes stay in the socket: the node holds none of them.

@@ -1,4 +1,4 @@
-//! A connected byte stream that never blocks: plain TCP, or TLS. The network thread reads it, and
+//! A connected byte stream that never blocks: plain TCP, or TLS. One thread reads it, and
 //! whichever thread holds the connection's writer writes it.
 
 use rustls::{Connection, Error, InvalidMessage};

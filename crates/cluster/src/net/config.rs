@@ -104,7 +104,7 @@ pub struct Timing {
     pub heartbeat: Duration,
     /// A peer that was not heard for this long is lost.
     pub silence: Duration,
-    /// A peer that accepts no byte of its queue for this long is lost.
+    /// A peer that accepts no byte of its queue for this long is lost; on a line, eight times as long.
     pub stall: Duration,
     /// A shutdown waits this long at most for what is queued and for the peers' goodbye.
     pub farewell: Duration,
@@ -129,7 +129,7 @@ pub struct Bounds {
     pub peers_max: usize,
     /// Connections in their handshake at most. For a further one, the oldest of the address that has most is dropped.
     pub handshakes_max: usize,
-    /// Bytes handed to `send` and not yet to the socket, per peer; beyond this, `send` waits. Bytes
+    /// Bytes handed to `send` and not yet to the socket, per peer or line; beyond this, `send` waits. Bytes
     /// that an injected delay holds back count too.
     pub queue_bytes_max: usize,
     /// Bytes received and not yet taken by `recv`, per peer; beyond this, nothing more is read from

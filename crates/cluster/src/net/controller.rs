@@ -4,6 +4,7 @@ use super::channel::Channel;
 use super::config::{Config, Identity, LinkShape};
 use super::event::{Event, Peer, SendError};
 use super::handshake::{self, HandshakeError, Hello};
+use super::lines::watch;
 use super::outlet::Outlet;
 use super::shared::{Command, Shared};
 use super::stats::PeerStats;
@@ -48,10 +49,10 @@ pub enum ConnectError {
     Gone(Peer),
 }
 
-/// A node's end of every connection it has, with the one thread that serves them.
+/// A node's end of every connection it has, with the thread that serves all but what lines carry.
 ///
 /// In each pair of nodes, one dials and the other listens; the connection carries both directions.
-/// The caller decides which one dials. A second connection between two nodes is refused.
+/// The caller decides which one dials. A second connection between two nodes is refused, unless it is a line.
 pub struct Controller {
     shared: Arc<Shared>,
     config: Arc<Config>,
@@ -135,7 +136,7 @@ impl Controller {
         Ok((peer, identity))
     }
 
-    /// Makes a line to a peer that was dialled, from 1 to as many as there are letter boxes beside the first. From then on,
+    /// Makes a line to a peer that was dialled. Lines count from 1, and both ends must allow them. From then on,
     /// what is sent by [`Controller::send_on`] that line goes over it, and the thread at the letter box of its number
     /// receives what comes.
     pub fn add_line(&self, peer: Peer, line: u16) -> Result<(), ConnectError> {
@@ -148,17 +149,24 @@ impl Controller {
         if hello.identity.node != node {
             return Err(failed(HandshakeError::Line { node: hello.identity.node, line }));
         }
-        let counters = self.shared.owner_of_line(node, line, address.ip()).map_err(failed)?;
+        let prepared = watch(&channel.stream, &self.config.timing);
+        prepared.and_then(|()| self.shared.ready(line)).map_err(|error| failed(error.into()))?;
+        let counters = match self.shared.owner_of_line(node, line) {
+            Err(_) if self.shared.identity(peer).is_none() => return Err(gone()),
+            owner => owner.map_err(failed)?,
+        };
         let limits = self.config.limits.agree(hello.limits);
         let outlet = Arc::new(Outlet::new(channel, counters, limits, &self.config, line));
-        match self.shared.attach(line, &outlet) {
-            Ok(true) => {
-                self.shared.command(Command::AdoptLine(outlet));
-                Ok(())
-            }
-            Ok(false) => Err(gone()),
-            Err(error) => Err(failed(error.into())),
+        if !self.shared.attach(line, &outlet) {
+            return Err(gone());
         }
+        self.shared.command(Command::AdoptLine(outlet));
+        Ok(())
+    }
+
+    /// A peer may have this many lines from now on; before the first call, none.
+    pub fn allow_lines(&self, lines: u16) {
+        self.shared.allow_lines(lines);
     }
 
     /// Makes the link to a peer behave like a slower one, for what this end sends from now on.
@@ -233,7 +241,7 @@ impl Controller {
         self.shared.stats()
     }
 
-    /// Sends what is queued, says goodbye to everyone and ends the network thread, within the
+    /// Sends what is queued (on lines, as far as the sockets take it), says goodbye to everyone and ends the network thread, within the
     /// farewell's time. Events that arrived before can still be received. Dropping does the same.
     pub fn shutdown(&self) {
         self.end(Command::Shutdown);

@@ -142,7 +142,7 @@ pub enum HandshakeError {
         /// Peers at most.
         peers_max: usize,
     },
-    /// A line of a node that is not connected, or one too many.
+    /// A line of a node that is not connected, or more than are allowed.
     #[error("line {line} of node {node}, which has no place for it")]
     Line {
         /// The peer's id.

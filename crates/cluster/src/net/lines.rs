@@ -3,20 +3,41 @@
 //! several threads are copied side by side.
 //!
 //! A line lives as long as the first connection of the two peers, which alone carries signs of life. A thread that
-//! computes reads nothing meanwhile: what came for it stays in the socket.
+//! computes reads nothing meanwhile: what came for it stays in the socket. If the way of a line alone is cut, the system finds
+//! out (`watch`).
 
+use super::config::Timing;
 use super::connection::Connection;
 use super::event::{Event, LostReason, Peer};
 use glinthawk_flight::{Kind, Pool};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
+    set_tcp_user_timeout,
+};
 use std::io::{self, PipeReader, Read};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 /// The lines that two peers may have, at most.
 pub(crate) const LINES_MAX: u16 = 1024;
 
+/// The longest that a thread sleeps at once.
+const LONGEST: Duration = Duration::from_secs(3600);
+
 /// How many times longer than others a line may be left unread: its thread reads it between two things that it computes.
 pub(super) const LINE_PATIENCE: u32 = 8;
+
+/// Lets the system end a line whose other end is out of reach, though nothing is sent.
+pub(super) fn watch(stream: &TcpStream, timing: &Timing) -> io::Result<()> {
+    set_socket_keepalive(stream, true)?;
+    set_tcp_keepidle(stream, timing.silence)?;
+    set_tcp_keepintvl(stream, timing.silence)?;
+    set_tcp_keepcnt(stream, LINE_PATIENCE - 1)?;
+    let longest = (LINE_PATIENCE * timing.stall).as_millis();
+    set_tcp_user_timeout(stream, u32::try_from(longest).unwrap_or(u32::MAX))?;
+    Ok(())
+}
 
 /// The lines that one thread receives from.
 pub(super) struct Lines {
@@ -87,7 +108,7 @@ impl Lines {
         descriptors.push(PollFd::new(&self.bell, PollFlags::IN));
         let sockets = self.connections.iter().map(|line| &line.outlet.channel.stream);
         descriptors.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
-        let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
+        let timeout = Timespec::try_from(timeout.min(LONGEST)).map_err(io::Error::other)?;
         match poll(&mut descriptors, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),

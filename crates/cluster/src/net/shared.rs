@@ -5,13 +5,14 @@ use super::config::{Config, Identity, LinkShape, NodeId};
 use super::connection::Connection;
 use super::event::{Event, LostReason, Peer, SendError};
 use super::handshake::HandshakeError;
-use super::lines::{Heard, LINES_MAX, Lines};
+use super::lines::{Heard, Lines};
 use super::outlet::Outlet;
 use super::stats::{PeerCounters, PeerStats};
 use glinthawk_flight::{Message, Pool};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, PipeWriter, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,8 @@ pub(super) struct Shared {
     counters: Mutex<Vec<Arc<PeerCounters>>>,
     pool: Arc<Pool>,
     own_node: NodeId,
+    /// Lines that a peer may have.
+    lines_max: AtomicU16,
     peers_max: usize,
     inbox_bytes_max: usize,
 }
@@ -127,6 +130,7 @@ impl Shared {
             counters: Mutex::default(),
             pool: Arc::clone(&config.pool),
             own_node: config.identity.node,
+            lines_max: AtomicU16::new(0),
             peers_max: config.bounds.peers_max,
             inbox_bytes_max: config.bounds.inbox_bytes_max,
         }
@@ -317,26 +321,27 @@ impl Shared {
         Some((door.node, door.outlet.as_ref()?.counters.address))
     }
 
-    /// Whose line it would be, if a connected node at this address has a place for it.
+    pub(super) fn allow_lines(&self, lines: u16) {
+        self.lines_max.store(lines, Ordering::Relaxed);
+    }
+
+    /// Whose line it would be, if a connected node has a place for it.
     pub(super) fn owner_of_line(
         &self,
         node: NodeId,
         line: u16,
-        address: IpAddr,
     ) -> Result<Arc<PeerCounters>, HandshakeError> {
+        let lines_max = self.lines_max.load(Ordering::Relaxed);
         let gate = self.gate();
         let owner = gate.doors.values().find(|door| door.node == node).and_then(|door| {
-            let is_free = (1..=LINES_MAX).contains(&line) && !door.lines.contains_key(&line);
-            let counters = &door.outlet.as_ref()?.counters;
-            (is_free && counters.address.ip() == address).then(|| Arc::clone(counters))
+            let outlet = door.outlet.as_ref().filter(|_| (1..=lines_max).contains(&line))?;
+            Some(Arc::clone(&outlet.counters))
         });
         owner.ok_or(HandshakeError::Line { node, line })
     }
 
-    /// From now on, what is sent on this line goes here, and what comes from here goes into the letter box of its number.
-    /// `false` if the peer is gone.
-    pub(super) fn attach(&self, line: u16, outlet: &Arc<Outlet>) -> io::Result<bool> {
-        let connection = Connection::new(Arc::clone(outlet), Instant::now());
+    /// Readies the letter box of a line.
+    pub(super) fn ready(&self, line: u16) -> io::Result<()> {
         let mut inbox = self.inbox();
         let boxes = inbox.boxes.len().max(usize::from(line) + 1);
         inbox.boxes.resize_with(boxes, LetterBox::default);
@@ -347,18 +352,29 @@ impl Shared {
             // It waits for the bell from now on.
             letters.mail.notify_all();
         }
+        Ok(())
+    }
+
+    /// From now on, what is sent on this line goes here, and what comes from here goes into its letter box, which is ready.
+    /// One that the dialler gave up before it was welcome is replaced. `false` if the peer is gone.
+    pub(super) fn attach(&self, line: u16, outlet: &Arc<Outlet>) -> bool {
+        let connection = Connection::new(Arc::clone(outlet), Instant::now());
+        let mut inbox = self.inbox();
+        let letters = &mut inbox.boxes[usize::from(line)];
         letters.added.push(connection);
         let waker = letters.waker();
         drop(inbox);
         let mut gate = self.gate();
         let door = gate.doors.get_mut(&outlet.counters.peer);
-        let is_there = door.map(|door| door.lines.insert(line, Arc::clone(outlet))).is_some();
+        let replaced = door.map(|door| door.lines.insert(line, Arc::clone(outlet)));
         drop(gate);
+        replaced.iter().flatten().for_each(|before| before.cut());
+        let is_there = replaced.is_some();
         if !is_there {
             outlet.cut();
         }
         waker.into_iter().for_each(Waker::wake);
-        Ok(is_there)
+        is_there
     }
 }
 
@@ -403,7 +419,14 @@ impl Shared {
     pub(super) fn strike(&self, peer: Peer) {
         let Some(door) = self.gate().doors.remove(&peer) else { return };
         door.outlet.iter().for_each(|outlet| outlet.close());
+        if door.lines.is_empty() {
+            return;
+        }
         door.lines.values().for_each(|line| line.cut());
+        // Those that no thread has taken yet.
+        for letters in &mut self.inbox().boxes {
+            letters.added.retain(|line| line.outlet.counters.peer != peer);
+        }
     }
 
     /// The network thread ends: nothing may wait for it any more, and no peer can be reached.

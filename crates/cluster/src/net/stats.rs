@@ -69,7 +69,7 @@ fn total(counters: &[Counter]) -> Counter {
     total
 }
 
-/// The network thread's side of a [`PeerStats`]: written by it alone, read by anyone.
+/// The other side of a [`PeerStats`]: written by the threads that send and receive, read by anyone.
 pub(super) struct PeerCounters {
     pub(super) peer: Peer,
     pub(super) identity: Identity,

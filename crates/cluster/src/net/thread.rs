@@ -4,7 +4,7 @@ use super::config::Config;
 use super::connection::Connection;
 use super::event::{Event, LostReason, Peer};
 use super::handshake::{Hello, Status};
-use super::lines::LINE_PATIENCE;
+use super::lines::{LINE_PATIENCE, watch};
 use super::outlet::Outlet;
 use super::reception::{Guest, Reception};
 use super::shared::{Command, Shared};
@@ -257,20 +257,22 @@ impl NetThread {
 
     fn welcome_line(&mut self, guest: Guest, hello: &Hello, limits: Limits) {
         let (node, line) = (hello.identity.node, hello.line);
-        let counters = match self.shared.owner_of_line(node, line, guest.address.ip()) {
+        let counters = match self.shared.owner_of_line(node, line) {
             Ok(counters) => counters,
             Err(error) => return self.reception.refuse(&guest, &error),
         };
-        let peer = counters.peer;
-        if let Err(error) = guest.answer(&self.config, Status::Welcome) {
+        let (peer, timing) = (counters.peer, &self.config.timing);
+        let prepared = watch(&guest.channel.stream, timing).and_then(|()| self.shared.ready(line));
+        let answered = prepared.and_then(|()| guest.answer(&self.config, Status::Welcome));
+        if let Err(error) = answered {
             return self.reception.refuse(&guest, &error.into());
         }
         let outlet = Outlet::new(guest.channel, counters, limits, &self.config, line);
         let outlet = Arc::new(outlet);
-        match self.shared.attach(line, &outlet) {
-            Ok(true) => self.lines.entry(peer).or_default().push(outlet),
-            Ok(false) => {}
-            Err(error) => self.lose(peer, LostReason::Broken(error.to_string())),
+        if self.shared.attach(line, &outlet) {
+            let lines = self.lines.entry(peer).or_default();
+            lines.retain(|line| !line.is_closed());
+            lines.push(outlet);
         }
     }
 
