@@ -294,6 +294,7 @@ fn a_worker_that_dials_its_neighbour_notices_that_the_dispatcher_left() {
         context_max: 64,
         context_type: ContextType::Bf16,
         whole_flights: false,
+        shares_cores: false,
         sharing: true,
     };
     let model = Model::dummy("tiny").expect("a shape");

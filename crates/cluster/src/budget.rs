@@ -156,6 +156,7 @@ mod tests {
             context_max: 1024,
             context_type: ContextType::Bf16,
             whole_flights: false,
+            shares_cores: false,
             sharing: true,
         }
     }

@@ -382,6 +382,7 @@ mod tests {
             page_positions: 16,
             context_type: ContextType::Bf16,
             whole_flights: false,
+            shares_cores: false,
             sharing: true,
         };
         let setting = Setting {

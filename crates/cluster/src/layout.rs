@@ -86,6 +86,8 @@ pub struct Layout {
     pub context_type: ContextType,
     /// Whether Tier 1 waits for all shards of a flight before it computes.
     pub whole_flights: bool,
+    /// Whether all nodes of a strand share a core.
+    pub shares_cores: bool,
     /// Whether prompts that begin with the same tokens share the pages of those.
     pub sharing: bool,
 }
@@ -231,7 +233,11 @@ impl Layout {
 
     /// When shards are ready for Tier 1.
     pub fn merge(&self) -> Merge {
-        if self.whole_flights { Merge::WholeFlights } else { Merge::Ready }
+        match (self.whole_flights, self.shares_cores) {
+            (true, _) => Merge::WholeFlights,
+            (false, true) => Merge::SharedCore,
+            (false, false) => Merge::Ready,
+        }
     }
 
     /// The layers of a slice: as even as possible, with the longer slices first.
@@ -343,6 +349,7 @@ mod tests {
             context_max: 1024,
             context_type: ContextType::Bf16,
             whole_flights: false,
+            shares_cores: false,
             sharing: true,
         }
     }

@@ -218,9 +218,9 @@ impl<'a, B: Backend> Server<'a, B> {
             return Ok(());
         }
         let Some(sender) = self.peers().node_at(peer) else {
-            // A neighbour's introduction may be on its way to the thread that hears it. What else it has sent by then belongs to
+            // A neighbour's introduction may be on its way to the thread that hears it. What came over a line by then belongs to
             // steps that are launched again.
-            if self.station.neighbours.awaits_callers() {
+            if self.letter_box > 0 && self.station.neighbours.awaits_callers() {
                 return Ok(());
             }
             let what = format!("{} of a peer without a role here", message.kind());

@@ -236,6 +236,7 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
         page_positions: PAGE_POSITIONS,
         context_type: ContextType::Bf16,
         whole_flights: false,
+        shares_cores: false,
         sharing: true,
     };
     let kernels = Kernels { isa: Isa::detect(), threads: 2 };

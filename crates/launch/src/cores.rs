@@ -86,6 +86,7 @@ impl Placement {
                 false => layout.with_strands(config, threads, bytes, crowd),
             };
         }
+        layout.shares_cores = shares_cores;
         Ok(Self { layout, cores, shares_cores, uses_tier2 })
     }
 }
@@ -334,6 +335,7 @@ mod tests {
             context_max: 2048,
             context_type: ContextType::Bf16,
             whole_flights: false,
+            shares_cores: false,
             sharing: true,
         }
     }

@@ -101,6 +101,7 @@ mod tests {
             context_max: 256,
             context_type: ContextType::Bf16,
             whole_flights: false,
+            shares_cores: false,
             sharing: true,
         };
         let memory_bytes = memory_mib << 20;

@@ -110,6 +110,7 @@ impl Resolved {
             },
             context_type: specification.context_type,
             whole_flights: specification.whole_flights,
+            shares_cores: false,
             sharing: specification.sharing,
         };
         let wanted = specification.context_memory_bytes;

@@ -8,6 +8,9 @@ use glinthawk_flight::{Generated, Row, Sample, StepId};
 pub enum Merge {
     /// Whole flights first. A part of one waits for the rest no longer than a full batch saves, so not for a straggler.
     Ready,
+    /// The same on a core that all nodes share: while Tier 1 waits for the rest of a flight, the core attends for that. So it
+    /// never has time to spare, and waits longer.
+    SharedCore,
     /// When all shards of their flight have arrived. Exists for comparison with `Ready`.
     WholeFlights,
 }

@@ -7,6 +7,10 @@ use crate::watch::Held;
 use glinthawk_flight::{Generated, ShardId, StepId};
 use std::collections::{BTreeMap, VecDeque};
 
+/// How many times as long as a fuller batch saves a node waits for the rest of a flight, if that is attended for on its own
+/// core.
+const PATIENCE_ON_SHARED_CORE: u64 = 4;
+
 /// A step that Tier 1 works on.
 #[derive(Debug)]
 pub struct Task<P> {
@@ -374,8 +378,11 @@ impl<P> Tier1Node<P> {
         if self.merge == Merge::WholeFlights {
             return None;
         }
-        if self.patient_until_ns.is_none() && !self.pace.has_time_to_spare(now_ns) {
-            let saved_ns = self.saved_ns(stage);
+        let shares_core = self.merge == Merge::SharedCore;
+        let has_time = !shares_core && self.pace.has_time_to_spare(now_ns);
+        if self.patient_until_ns.is_none() && !has_time {
+            let patience = if shares_core { PATIENCE_ON_SHARED_CORE } else { 1 };
+            let saved_ns = patience * self.saved_ns(stage);
             self.patient_until_ns = (saved_ns > 0).then_some(now_ns + saved_ns);
         }
         let waits = self.patient_until_ns.is_some_and(|until_ns| now_ns < until_ns);
@@ -415,7 +422,7 @@ impl<P> Tier1Node<P> {
                 }
             }
         }
-        if self.merge == Merge::Ready {
+        if self.merge != Merge::WholeFlights {
             for &shard in &self.ready[&stage] {
                 let flight = &self.flights[&shard.flight];
                 if flight.whole != Some(stage) {

@@ -116,7 +116,8 @@ fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
             page_positions,
             context_max,
             oversubscription: random.within(1, 8) as f32,
-            merge: if random.within(0, 3) == 0 { Merge::WholeFlights } else { Merge::Ready },
+            merge: [Merge::WholeFlights, Merge::SharedCore, Merge::Ready, Merge::Ready]
+                [random.within(0, 3) as usize],
             nodes_apart: true,
             run_ahead: false,
             sharing: random.within(0, 3) > 0,

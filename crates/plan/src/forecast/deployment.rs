@@ -86,7 +86,11 @@ impl Deployment {
     }
 
     pub(super) fn merge(&self) -> Merge {
-        if self.whole_flights { Merge::WholeFlights } else { Merge::Ready }
+        match (self.whole_flights, self.place) {
+            (true, _) => Merge::WholeFlights,
+            (false, Place::SharedCores(1)) => Merge::SharedCore,
+            (false, _) => Merge::Ready,
+        }
     }
 
     /// What the dispatcher needs; prompts that begin alike may share pages.
