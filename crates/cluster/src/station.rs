@@ -164,12 +164,11 @@ impl Station {
 
     /// Makes a line for every strand, if there are several. An artificial link is one connection.
     fn add_lines(&self, peer: Peer) -> Result<(), ClusterError> {
-        let strands = self.role.layout.strands;
         if self.role.link != Link::default() {
             return Ok(());
         }
         // A strand without a line uses the first connection.
-        (1..=lines_of(strands)).try_for_each(|line| {
+        (1..=lines_of(self.role.layout.strands)).try_for_each(|line| {
             let added = insist(PATIENCE, || self.controller.add_line(peer, line));
             added.inspect_err(|_| self.controller.dismiss(peer))
         })

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How long a thread has a core: caches are filled again in a hundredth of that.
+/// How long a thread has a core: long beside the time in which it fills the core's caches.
 const TURN: Duration = Duration::from_millis(100);
 
 /// NUMA nodes that are looked for.

@@ -103,7 +103,7 @@ pub fn better_shape(
     // Flights on shared cores meet less often than a forecast thinks. And one node that attends for itself has nothing to
     // wait for.
     let attends_alone = alone || resolved.layout.own_first && slices == 1;
-    if batch_open && !attends_alone && !resolved.shares_cores {
+    if batch_open && !attends_alone && !resolved.layout.shares_cores {
         let flights = FLIGHTS.map(|flights| flights * slices as u32);
         let shapes = flights.map(|flights| JobShape { flights, ..usual });
         best = better(best, shapes, GAIN_MIN, rate);

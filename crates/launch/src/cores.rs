@@ -37,8 +37,6 @@ pub(crate) struct Placement {
     pub layout: Layout,
     /// Cores of each local process, Tier 1 first.
     pub cores: Vec<usize>,
-    /// Whether the processes share all cores, strand by strand.
-    pub shares_cores: bool,
     /// Whether contexts are expected on Tier-2 nodes.
     pub uses_tier2: bool,
 }
@@ -67,8 +65,9 @@ impl Placement {
         let memory_bytes = memory_bytes.map(least);
         let cores = of_processes(specification, opened, &job)?;
         let is_everywhere = !cores.is_empty() && cores.iter().all(|own| *own == here);
-        let shares_cores = on_cores && is_everywhere;
-        let flights = match (shares_cores, layout.own_first) {
+        layout.shares_cores =
+            on_cores && is_everywhere && may_share_cores(&layout, topology.link());
+        let flights = match (layout.shares_cores, layout.own_first) {
             // A core is never idle while one of its slices has work, and one batch is better than two halves.
             (true, _) => 1,
             (false, true) => flights_default(layout.slices as u32, 0),
@@ -81,13 +80,12 @@ impl Placement {
                 Some(threads) => threads,
                 None => machine::threads(specification.threads)?,
             };
-            layout = match shares_cores {
+            layout = match layout.shares_cores {
                 true => with_shared_cores(layout, config, threads, bytes, crowd),
                 false => layout.with_strands(config, threads, bytes, crowd),
             };
         }
-        layout.shares_cores = shares_cores;
-        Ok(Self { layout, cores, shares_cores, uses_tier2 })
+        Ok(Self { layout, cores, uses_tier2 })
     }
 }
 
@@ -96,7 +94,14 @@ pub(crate) fn fewest(cores: &[usize]) -> Option<usize> {
     cores.iter().copied().min()
 }
 
-/// Cores of each local process: those that were asked for; else all, if Tier 2 has nothing to do and every core then has a
+/// Whether processes that have the same cores may have few flights there. Messages of strands on one core need no other
+/// thread, unless they are held back.
+fn may_share_cores(layout: &Layout, link: Link) -> bool {
+    let is_one_tier = layout.tier2 == 0 || layout.own_first;
+    is_one_tier || !layout.tier1_attends && link == Link::default()
+}
+
+/// Cores of each local process: those that were asked for; else all, if they may share them and every core then has a
 /// strand of its own in each process; else what each needs. A core that a strand's slices share is never idle while one of
 /// them has work.
 fn of_processes(
@@ -122,9 +127,7 @@ fn of_processes(
     let shared = with_shared_cores(layout.clone(), config, here, memory_bytes, crowd);
     let is_one_tier = layout.tier2 == 0 || layout.own_first;
     let link = specification.topology.link();
-    // Messages of strands on the same core need no other thread, unless they are held back.
-    let meets = is_one_tier || !layout.tier1_attends && link == Link::default();
-    if meets && !opened.has_gpu() && shared.strands == here {
+    if may_share_cores(layout, link) && !opened.has_gpu() && shared.strands == here {
         return Ok(vec![here; opened.local.len()]);
     }
     let kernels = Arc::new(thread_kernels(config, opened.model.name(), isa));
@@ -338,6 +341,20 @@ mod tests {
             shares_cores: false,
             sharing: true,
         }
+    }
+
+    #[test]
+    fn tiers_share_cores_unless_messages_are_held_back() {
+        let slow = Link { delay: std::time::Duration::from_millis(2), ..Link::default() };
+        let check = |tier1_attends, tier2, own_first, link, expected| {
+            let layout = Layout { own_first, ..layout(tier1_attends, tier2) };
+            assert_eq!(may_share_cores(&layout, link), expected);
+        };
+        check(true, 0, false, slow, true);
+        check(false, 1, false, Link::default(), true);
+        check(false, 1, false, slow, false);
+        check(true, 1, false, Link::default(), false);
+        check(true, 1, true, slow, true);
     }
 
     #[test]

@@ -47,8 +47,6 @@ pub struct Resolved {
     pub threads: usize,
     /// Kernel threads of each Tier-2 node on this machine.
     pub tier2_threads: usize,
-    /// Whether the processes share all cores, strand by strand.
-    pub shares_cores: bool,
     /// Whether contexts are expected on Tier-2 nodes.
     pub uses_tier2: bool,
     /// Memory for contexts of each process that attends on a CPU, or of the one process; `None` where every worker says
@@ -136,7 +134,6 @@ impl Resolved {
             cores: placement.cores,
             threads,
             tier2_threads,
-            shares_cores: placement.shares_cores,
             uses_tier2: placement.uses_tier2,
             memory_bytes,
             own_batch: specification.batch.unwrap_or(0).max(GPU_NODE_BATCH),
@@ -285,7 +282,7 @@ impl Resolved {
             hop: NetworkLink { rtt_seconds: 0.0, bandwidth: f64::INFINITY },
             place: match self.topology.is_one_process() {
                 true => Place::OneProcess,
-                false if self.shares_cores => Place::SharedCores(1),
+                false if self.layout.shares_cores => Place::SharedCores(1),
                 false if processes >= cores => Place::SharedCores(cores),
                 false => Place::OwnMachines,
             },

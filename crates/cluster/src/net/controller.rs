@@ -241,8 +241,8 @@ impl Controller {
         self.shared.stats()
     }
 
-    /// Sends what is queued (on lines, as far as the sockets take it), says goodbye to everyone and ends the network thread, within the
-    /// farewell's time. Events that arrived before can still be received. Dropping does the same.
+    /// Sends what is queued (on lines, as far as the sockets take it), says goodbye to everyone and ends the network
+    /// thread, within the farewell's time. Events that arrived before can still be received. Dropping does the same.
     pub fn shutdown(&self) {
         self.end(Command::Shutdown);
     }
