@@ -121,7 +121,7 @@ pub struct ClusterArgs {
     #[arg(long)]
     pub hybrid: bool,
     /// Cores of each local Tier-1 process and of each Tier-2 process, such as 12,4 [default: all of them share all cores if
-    /// every core then has a lane of its own, else by what each has to do]
+    /// they can take turns, else by what each has to do]
     #[arg(long, value_name = "N,N", value_parser = units::parse_cores)]
     pub cores: Option<(u32, u32)>,
     /// Artificial delay of every message between the tiers, each way, such as 20ms

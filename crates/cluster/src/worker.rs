@@ -160,7 +160,7 @@ fn kernel_threads(
     let mut cores = allowed_cores();
     let shares_all = options.gpu.is_none() && cores.len() == options.threads;
     let attends_only = role.lane.is_some() && role.layout.strands == 1;
-    if shares_all && attends_only && cores.len() >= CORES_MANY {
+    if shares_all && attends_only && !role.layout.shares_cores && cores.len() >= CORES_MANY {
         controller.keep_to(cores.split_off(cores.len() - 1));
         keep_to_cores(&cores)?;
         return Ok(Threads::new(cores.len())?);

@@ -94,16 +94,15 @@ pub(crate) fn fewest(cores: &[usize]) -> Option<usize> {
     cores.iter().copied().min()
 }
 
-/// Whether processes that have the same cores may have few flights there. Messages of strands on one core need no other
-/// thread, unless they are held back.
+/// Whether processes that have the same cores may have few flights there. Messages of nodes on the same cores come at once,
+/// unless they are held back.
 fn may_share_cores(layout: &Layout, link: Link) -> bool {
     let is_one_tier = layout.tier2 == 0 || layout.own_first;
     is_one_tier || !layout.tier1_attends && link == Link::default()
 }
 
-/// Cores of each local process: those that were asked for; else all, if they may share them and every core then has a
-/// strand of its own in each process; else what each needs. A core that a strand's slices share is never idle while one of
-/// them has work.
+/// Cores of each local process: those that were asked for; else all, if they may share them and take turns; else what each
+/// needs. A core that a strand's nodes share is never idle while one of them has work.
 fn of_processes(
     specification: &Specification,
     opened: &Opened,
@@ -125,9 +124,11 @@ fn of_processes(
     }
     let config = opened.model.config();
     let shared = with_shared_cores(layout.clone(), config, here, memory_bytes, crowd);
+    // Threads that share a kernel wait for each other, and must not wait for the threads of another node.
+    let takes_turns = shared.strands == here || specification.flights.is_none_or(|all| all == 1);
     let is_one_tier = layout.tier2 == 0 || layout.own_first;
     let link = specification.topology.link();
-    if may_share_cores(layout, link) && !opened.has_gpu() && shared.strands == here {
+    if may_share_cores(layout, link) && !opened.has_gpu() && takes_turns {
         return Ok(vec![here; opened.local.len()]);
     }
     let kernels = Arc::new(thread_kernels(config, opened.model.name(), isa));

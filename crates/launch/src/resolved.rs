@@ -324,8 +324,13 @@ mod tests {
     fn what_is_left_open_is_decided() {
         check(|_| (), (1, 0, 1, 256, 1));
         check(|wanted| wanted.batch = Some(7), (1, 0, 1, 7, 1));
-        check(|wanted| wanted.topology.tier1 = Some(2), (2, 0, 1, 256, 6));
-        check(|wanted| wanted.topology.tier2 = Some(3), (1, 3, 3, 256, 3));
+        check(|wanted| wanted.topology.tier1 = Some(2), (2, 0, 1, 256, 1));
+        check(|wanted| wanted.topology.tier2 = Some(3), (1, 3, 3, 256, 1));
+        let apart = |wanted: &mut Specification| {
+            wanted.topology.tier2 = Some(1);
+            wanted.topology.cores = Some((1, 1));
+        };
+        check(apart, (1, 1, 1, 256, 3));
         let hybrid = |wanted: &mut Specification| {
             wanted.topology.tier2 = Some(3);
             wanted.topology.hybrid = true;

@@ -8,8 +8,8 @@ use glinthawk_flight::{Generated, Row, Sample, StepId};
 pub enum Merge {
     /// Whole flights first. A part of one waits for the rest no longer than a full batch saves, so not for a straggler.
     Ready,
-    /// The same on a core that all nodes share: while Tier 1 waits for the rest of a flight, the core attends for that. So it
-    /// never has time to spare, and waits longer.
+    /// Whole flights first, on a core that all nodes share. While a part of a flight waits, the core works for the rest of it.
+    /// So it waits longer, but not longer than the flight was in the slice last time.
     SharedCore,
     /// When all shards of their flight have arrived. Exists for comparison with `Ready`.
     WholeFlights,

@@ -7,10 +7,6 @@ use crate::watch::Held;
 use glinthawk_flight::{Generated, ShardId, StepId};
 use std::collections::{BTreeMap, VecDeque};
 
-/// How many times as long as a fuller batch saves a node waits for the rest of a flight, if that is attended for on its own
-/// core.
-const PATIENCE_ON_SHARED_CORE: u64 = 4;
-
 /// A step that Tier 1 works on.
 #[derive(Debug)]
 pub struct Task<P> {
@@ -91,6 +87,11 @@ struct Flight<P> {
     shards: BTreeMap<u32, Visitor<P>>,
     /// The stage that the hindmost wait for, if they all do: then no other can join them.
     whole: Option<Stage>,
+    /// When shards of it last entered, and how long their stay was.
+    entered_ns: u64,
+    stay_ns: u64,
+    /// On a shared core: until when those that are here wait for others. Once that is over, they do not wait again in this lap.
+    waits_until_ns: Option<u64>,
 }
 
 impl<P> Flight<P> {
@@ -99,10 +100,41 @@ impl<P> Flight<P> {
         self.shards.values().filter(|visitor| !matches!(visitor.state, State::Gone))
     }
 
-    fn find_whole(&self) -> Option<Stage> {
-        let hindmost = self.here().map(|visitor| (visitor.lap, visitor.stage)).min()?;
-        let mut last = self.here().filter(|visitor| (visitor.lap, visitor.stage) == hindmost);
-        last.all(|visitor| matches!(visitor.state, State::Ready(_))).then_some(hindmost.1)
+    fn find_whole(&self, merge: Merge) -> Option<Stage> {
+        let shares_core = merge == Merge::SharedCore;
+        let first = self.here().map(|visitor| visitor.lap).max()?;
+        // On a shared core, nobody waits for one that is laps behind.
+        let is_awaited = |visitor: &&Visitor<P>| {
+            !shares_core
+                || visitor.lap + 1 >= first
+                || !matches!(visitor.state, State::Attending(..))
+        };
+        let here = || self.here().filter(is_awaited);
+        let hindmost = here().map(|visitor| (visitor.lap, visitor.stage)).min()?;
+        let mut last = here().filter(|visitor| (visitor.lap, visitor.stage) == hindmost);
+        let are_ready = last.all(|visitor| matches!(visitor.state, State::Ready(_)));
+        // Those that were here in the last lap are on their way.
+        let is_coming = |visitor: &Visitor<P>| {
+            matches!(visitor.state, State::Gone) && (visitor.lap + 1, Stage::Enter) == hindmost
+        };
+        let awaits_some = shares_core && self.shards.values().any(is_coming);
+        (are_ready && !awaits_some).then_some(hindmost.1)
+    }
+
+    /// Some of its shards are about to be computed.
+    fn start(&mut self, stage: Stage, now_ns: u64) {
+        if stage == Stage::Enter {
+            self.entered_ns = now_ns;
+        }
+        if stage == Stage::Exit || self.waits_until_ns.is_some_and(|until_ns| now_ns < until_ns) {
+            self.waits_until_ns = None;
+        }
+    }
+
+    /// The deepest stage that shards wait for.
+    fn deepest_ready(&self) -> Option<Stage> {
+        let ready = self.here().filter(|visitor| matches!(visitor.state, State::Ready(_)));
+        ready.map(|visitor| visitor.stage).max()
     }
 
     /// The lanes whose shards wait for a stage, and their rows.
@@ -187,7 +219,13 @@ impl<P> Tier1Node<P> {
             _ => {}
         }
         self.generations.insert(shard.lane, (generation, false));
-        let empty = || Flight { shards: BTreeMap::new(), whole: None };
+        let empty = || Flight {
+            shards: BTreeMap::new(),
+            whole: None,
+            entered_ns: 0,
+            stay_ns: 0,
+            waits_until_ns: None,
+        };
         let flight = self.flights.entry(shard.flight).or_insert_with(empty);
         let known = flight.shards.get(&shard.lane);
         let (newest, lap) = known.map_or((0, 0), |visitor| (visitor.epoch, visitor.lap));
@@ -238,7 +276,7 @@ impl<P> Tier1Node<P> {
     /// Finds out whether a flight is whole, after something happened to one of its shards.
     fn gather(&mut self, id: u32) {
         let flight = self.flights.get_mut(&id).expect("it has shards");
-        let whole = flight.find_whole();
+        let whole = flight.find_whole(self.merge);
         let known = std::mem::replace(&mut flight.whole, whole);
         if known == whole {
             return;
@@ -326,6 +364,8 @@ impl<P> Tier1Node<P> {
                 Stage::Middle(layer) => layer + 1,
                 Stage::Exit => {
                     visitor.state = State::Gone;
+                    let flight = self.flights.get_mut(&step.shard.flight).expect("it has shards");
+                    flight.stay_ns = now_ns.saturating_sub(flight.entered_ns);
                     let parcel = match tokens {
                         Some(tokens) => Parcel::Home(Home { step, tokens }),
                         None => Parcel::Launch(launch, payload),
@@ -355,6 +395,10 @@ impl<P> Tier1Node<P> {
         let tasks = self.batch(stage);
         let rows = tasks.iter().map(|task| task.launch.rows.len());
         self.pace.start(stage.kind(), now_ns, rows);
+        for task in &tasks {
+            let id = task.launch.step.shard.flight;
+            self.flights.get_mut(&id).expect("it has shards").start(stage, now_ns);
+        }
         self.patient_until_ns = None;
         self.computing_since_ns.push_back(now_ns);
         Some(Tier1Work { stage, tasks })
@@ -375,18 +419,35 @@ impl<P> Tier1Node<P> {
             self.patient_until_ns = None; // they were abandoned
             return None;
         };
-        if self.merge == Merge::WholeFlights {
-            return None;
+        match self.merge {
+            Merge::WholeFlights => return None,
+            Merge::SharedCore => return self.impatient_stage(now_ns),
+            Merge::Ready => {}
         }
-        let shares_core = self.merge == Merge::SharedCore;
-        let has_time = !shares_core && self.pace.has_time_to_spare(now_ns);
-        if self.patient_until_ns.is_none() && !has_time {
-            let patience = if shares_core { PATIENCE_ON_SHARED_CORE } else { 1 };
-            let saved_ns = patience * self.saved_ns(stage);
+        if self.patient_until_ns.is_none() && !self.pace.has_time_to_spare(now_ns) {
+            let saved_ns = self.saved_ns(stage);
             self.patient_until_ns = (saved_ns > 0).then_some(now_ns + saved_ns);
         }
         let waits = self.patient_until_ns.is_some_and(|until_ns| now_ns < until_ns);
         (!waits).then_some(stage)
+    }
+
+    /// On a shared core: the deepest stage that a part of a flight has waited for as long as the flight stays here.
+    fn impatient_stage(&mut self, now_ns: u64) -> Option<Stage> {
+        let mut stage = None;
+        self.patient_until_ns = None;
+        for flight in self.flights.values_mut() {
+            let Some(ready) = flight.deepest_ready() else { continue };
+            let until_ns = *flight.waits_until_ns.get_or_insert(now_ns + flight.stay_ns);
+            match until_ns <= now_ns {
+                true => stage = stage.max(Some(ready)),
+                false => {
+                    let first = self.patient_until_ns.map_or(until_ns, |first| first.min(until_ns));
+                    self.patient_until_ns = Some(first);
+                }
+            }
+        }
+        stage
     }
 
     /// The most that the node would save if one of the flights at a stage were whole. Those who are to come there next
