@@ -13,7 +13,7 @@ use crate::station::{PATIENCE, Station, dial, keep_introduction, lines_of};
 use glinthawk_compute::cuda::{CudaBackend, CudaDevice, CudaModel, pinned_pool};
 use glinthawk_compute::{CpuBackend, Isa, Threads, allowed_cores};
 use glinthawk_flight::{Buffer, Pool};
-use glinthawk_protocol::CORES_MANY;
+use glinthawk_protocol::network_cores;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -150,8 +150,8 @@ fn allow_files() {
     _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// The threads of a worker's kernels. A Tier-2 node on many cores leaves one of them to its network thread: a kernel
-/// thread that shares its core with it keeps all others waiting.
+/// The threads of a worker's kernels. A Tier-2 node on many cores leaves some of them to its network threads: a kernel
+/// thread that shares its core with one of these keeps all others waiting.
 fn kernel_threads(
     options: &WorkerOptions,
     role: &Role,
@@ -160,8 +160,9 @@ fn kernel_threads(
     let mut cores = allowed_cores();
     let shares_all = options.gpu.is_none() && cores.len() == options.threads;
     let attends_only = role.lane.is_some() && role.layout.strands == 1;
-    if shares_all && attends_only && !role.layout.shares_cores && cores.len() >= CORES_MANY {
-        controller.keep_to(cores.split_off(cores.len() - 1));
+    let left = network_cores(cores.len());
+    if shares_all && attends_only && !role.layout.shares_cores && left > 0 {
+        controller.keep_to(cores.split_off(cores.len() - left));
         keep_to_cores(&cores)?;
         return Ok(Threads::new(cores.len())?);
     }

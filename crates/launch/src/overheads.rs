@@ -14,6 +14,7 @@ use glinthawk_compute::{Isa, allowed_cores};
 use glinthawk_model::ModelConfig;
 use glinthawk_plan::profile::{Overheads, Point};
 use glinthawk_plan::{KernelTimes, Profile};
+use glinthawk_protocol::network_cores;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -55,7 +56,7 @@ pub(crate) fn measure(
     profile: &mut Profile,
     tell: Tell<'_>,
 ) -> Result<(), LaunchError> {
-    let network = network(opened.model.config(), round_trips)?;
+    let network = network(opened.model.config(), threads, round_trips)?;
     let config = opened.model.config();
     let layers = match opened.device {
         // A device goes from layer to layer by itself, so a few of them show all that is around them.
@@ -140,8 +141,12 @@ fn layer_seconds(profile: &Profile, layers: usize, rows: usize, inside: f64) -> 
     (inside - ends - layers as f64 * attention) / (layers as f64 - 1.0).max(1.0)
 }
 
-/// What a message costs at each end.
-fn network(config: &ModelConfig, round_trips: usize) -> Result<Overheads, LaunchError> {
+/// What a message costs at each end, and kernels of so many threads beside it.
+fn network(
+    config: &ModelConfig,
+    threads: usize,
+    round_trips: usize,
+) -> Result<Overheads, LaunchError> {
     let options = |rows: u32, pause: Duration| BenchOptions {
         rows: rows as usize,
         row_bytes_out: 2 * config.qkv_width(),
@@ -162,7 +167,7 @@ fn network(config: &ModelConfig, round_trips: usize) -> Result<Overheads, Launch
     // A core that has been idle for longer takes longer to wake.
     let rested = round_trip(&options(1, REST), [here, there])?.median.as_secs_f64();
     let crowded =
-        beside_computation(here.network, || round_trip(&options(1, at_once), [here, here]))?;
+        beside_computation(here.node, || round_trip(&options(1, at_once), [here, here]))?;
     // A thread rarely waits for a core, but when it does it waits long. So the mean matters, not the
     // median.
     let crowded = (crowded.mean.as_secs_f64() - small.mean.as_secs_f64()) / 2.0;
@@ -172,19 +177,38 @@ fn network(config: &ModelConfig, round_trips: usize) -> Result<Overheads, Launch
         |rows: u32| (rows as usize * 2 * (config.qkv_width() + config.query_width())) as f64;
     let byte = ((large - small) / (bytes(MESSAGE_ROWS) - bytes(1)) / 2.0).max(0.0);
     let message = ((small - 2.0 * byte * bytes(1)) / 4.0).max(0.0);
-    // On a machine of many cores, each end has one for its network thread and one that makes and uses messages.
+    // On a machine of many cores, each end has one or two for its network threads and one that makes and uses messages.
     let touched = cores.len() > 4;
-    let (ends, readers_from) = match touched {
-        true => ([0, 1].map(|end| EndCores { network: core(end), node: core(2 + end) }), 4),
-        false => ([here, there], 2),
+    let side_by_side = network_cores(cores.len()) > 1;
+    let (ends, readers_from) = match (touched, side_by_side) {
+        (true, true) => {
+            let end = |end| EndCores { network: [core(end), core(2 + end)], node: core(4 + end) };
+            ([end(0), end(1)], 6)
+        }
+        (true, false) => {
+            let end = |end| EndCores { network: [core(end); 2], node: core(2 + end) };
+            ([end(0), end(1)], 4)
+        }
+        (false, _) => ([here, there], 2),
     };
     let readers = cores.get(readers_from..).unwrap_or_default();
-    let (_, undisturbed) = beside_readers(readers, || std::thread::sleep(READING));
+    // Kernels of many threads leave some of their cores to the network.
+    let (all, left) = match network_cores(threads) {
+        0 => (readers, readers.len()),
+        network => (&cores[..threads.min(cores.len())], threads - network),
+    };
+    let (_, undisturbed) = beside_readers(all, || std::thread::sleep(READING));
     let flights = BenchOptions { under_way: UNDER_WAY, touched, ..options(ROWS, at_once) };
     let (streamed, disturbed) = beside_readers(readers, || round_trip(&flights, ends));
-    // Each end sends and receives all bytes while the other one does.
-    let beside = byte.max(streamed?.median.as_secs_f64() / bytes(ROWS));
+    let disturbed = disturbed * left as f64 / readers.len().max(1) as f64;
     let slower = if disturbed > 0.0 { (undisturbed / disturbed - 1.0).max(0.0) } else { 0.0 };
+    // Each end sends and receives all bytes while the other one does. If one of its threads sends and another receives, what
+    // counts is the slowest of those that a byte passes, and more bytes go out than back.
+    let copied = match side_by_side {
+        true => f64::from(ROWS) * 2.0 * config.qkv_width() as f64,
+        false => bytes(ROWS),
+    };
+    let beside = byte.max(streamed?.median.as_secs_f64() / copied);
     Ok(Overheads {
         message_seconds: message,
         byte_seconds: byte,

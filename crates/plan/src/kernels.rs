@@ -3,7 +3,7 @@
 use crate::catalogue::DeviceKind;
 use crate::profile::{Overheads, Profile, interpolate};
 use crate::shape::Shape;
-use glinthawk_protocol::CORES_MANY;
+use glinthawk_protocol::network_cores;
 
 /// Where kernel times come from.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,9 +147,12 @@ impl KernelTimes {
         matches!(self, Self::Measured(profile) if !profile.to_host.is_empty())
     }
 
-    /// Whether they run on so many cores that a process which attends leaves one to its network thread.
-    pub fn on_many_cores(&self) -> bool {
-        matches!(self, Self::Measured(profile) if profile.provenance.threads >= CORES_MANY)
+    /// The cores that a process which only attends with them leaves to the network.
+    pub fn network_cores(&self) -> usize {
+        match self {
+            Self::Measured(profile) if !self.on_device() => network_cores(profile.provenance.threads),
+            _ => 0,
+        }
     }
 
     /// How much the time of a kernel varied while it was measured, as a part of it.

@@ -70,7 +70,8 @@ pub struct Overheads {
     /// Waiting for a core on which another process computes.
     #[serde(rename = "crowded", default)]
     pub crowded_seconds: f64,
-    /// By which part of its time a core takes longer to read memory while messages are sent and received.
+    /// By which part of their time the threads take longer to read memory while messages are sent and received, if they
+    /// leave cores to these.
     #[serde(default)]
     pub slower_beside_messages: f64,
 }

@@ -47,7 +47,7 @@ fn times_rise_with_rows_and_contexts() {
         "h200-llama2-70b",
         "xeon-amx-16-smollm2-135m",
         "xeon-amx-16-llama3-8b",
-        "xeon-amx-14-llama3-8b",
+        "xeon-amx-13-llama3-8b",
     ] {
         let (profile, _) = read(name);
         // Below that, reading the weights takes as long as computing, and other kernels are chosen.

@@ -30,6 +30,6 @@ pub use pace::{BatchKind, Pace};
 pub use prompt::{Biases, Completion, Finish, Prompt, PromptId};
 pub use roster::{Back, Place, Roster, RosterShape};
 pub use tier1::{Stage, Task, Tier1Node, Tier1Work};
-pub use tier2::{CORES_MANY, Tier2Error, Tier2Node, Tier2Work};
+pub use tier2::{Tier2Error, Tier2Node, Tier2Work, network_cores};
 pub use timeline::Timeline;
 pub use watch::{Finding, Held, Watch};

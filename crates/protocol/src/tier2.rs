@@ -6,9 +6,15 @@ use crate::message::{Attend, Attended, Parcel};
 use glinthawk_flight::{Row, ShardId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-/// From so many cores on, attention waits for memory rather than for cores, and a process that does nothing else leaves
-/// one of them to its network thread.
-pub const CORES_MANY: usize = 6;
+/// The cores that a process on so many, which does nothing but attend, leaves to the threads that receive and send: on
+/// many cores, attention waits for memory rather than for cores.
+pub fn network_cores(cores: usize) -> usize {
+    match cores {
+        0..6 => 0,
+        6..12 => 1,
+        _ => 2,
+    }
+}
 
 /// A message that a correct dispatcher would not send. Nothing of it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -131,8 +131,8 @@ pub struct RoundTrip {
 /// The cores of one end of a round trip.
 #[derive(Clone, Copy, Debug)]
 pub struct EndCores {
-    /// Of the thread that copies messages.
-    pub network: usize,
+    /// Of the two threads that copy messages.
+    pub network: [usize; 2],
     /// Of the thread that makes and uses them.
     pub node: usize,
 }
@@ -140,31 +140,31 @@ pub struct EndCores {
 impl EndCores {
     /// All of them on one core.
     pub fn one(core: usize) -> Self {
-        Self { network: core, node: core }
+        Self { network: [core; 2], node: core }
     }
 }
 
 /// Round trips through two controllers on given cores. On one core this measures the work of both ends; on two, they must
 /// also wake each other.
 pub fn round_trip(options: &BenchOptions, ends: [EndCores; 2]) -> Result<RoundTrip, BenchError> {
-    let pinned = |core: usize| {
-        keep_to_cores(&[core]).map_err(|error| BenchError::Unexpected(error.to_string()))
+    let pinned = |cores: &[usize]| {
+        keep_to_cores(cores).map_err(|error| BenchError::Unexpected(error.to_string()))
     };
     let (tell, told) = mpsc::channel();
     thread::scope(|scope| {
         let echo = scope.spawn(move || -> Result<(), BenchError> {
-            // A controller's thread stays where it was started.
-            pinned(ends[1].network)?;
+            // A controller's threads stay where they were started.
+            pinned(&ends[1].network)?;
             let far = Controller::start(config("bench-far", options, Encryption::Never))?;
-            pinned(ends[1].node)?;
+            pinned(&[ends[1].node])?;
             // If the receiver is gone, the other end has failed and says why.
             _ = tell.send(far.listen((Ipv4Addr::LOCALHOST, 0))?);
             echo(options, &far, joined(&far)?, options.round_trips)
         });
         let ping = scope.spawn(move || -> Result<Vec<Duration>, BenchError> {
-            pinned(ends[0].network)?;
+            pinned(&ends[0].network)?;
             let near = Controller::start(config("bench-near", options, Encryption::Never))?;
-            pinned(ends[0].node)?;
+            pinned(&[ends[0].node])?;
             let address = told.recv().map_err(|_| BenchError::Unexpected("no address".into()))?;
             let (far_peer, _) = near.connect(&address.to_string())?;
             ping(options, &near, far_peer, options.round_trips)

@@ -6,6 +6,7 @@ use super::event::{Event, Peer, SendError};
 use super::handshake::{self, HandshakeError, Hello};
 use super::lines::watch;
 use super::outlet::Outlet;
+use super::sending::SendThread;
 use super::shared::{Command, Shared};
 use super::stats::PeerStats;
 use super::thread::NetThread;
@@ -49,26 +50,28 @@ pub enum ConnectError {
     Gone(Peer),
 }
 
-/// A node's end of every connection it has, with the thread that serves all but what lines carry.
+/// A node's end of every connection it has, with the two threads that serve all but what lines carry.
 ///
 /// In each pair of nodes, one dials and the other listens; the connection carries both directions.
 /// The caller decides which one dials. A second connection between two nodes is refused, unless it is a line.
 pub struct Controller {
     shared: Arc<Shared>,
     config: Arc<Config>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Controller {
-    /// Starts the network thread; no connection exists yet.
+    /// Starts the network thread and the sending thread; no connection exists yet.
     pub fn start(config: Config) -> io::Result<Self> {
         let config = Arc::new(config);
-        let (wakeups, waker) = io::pipe()?;
-        let shared = Arc::new(Shared::new(&config, waker));
-        let net_thread = NetThread::new(Arc::clone(&config), Arc::clone(&shared), wakeups);
-        let thread =
-            std::thread::Builder::new().name("network".to_owned()).spawn(|| net_thread.run())?;
-        Ok(Self { shared, config, thread: Mutex::new(Some(thread)) })
+        let ((wakeups, waker), (sender_wakeups, sender_waker)) = (io::pipe()?, io::pipe()?);
+        let shared = Arc::new(Shared::new(&config, waker, sender_waker));
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let sending = SendThread::new(Arc::clone(&shared), sender_wakeups);
+        let sending = thread("network-out").spawn(|| sending.run())?;
+        let net = NetThread::new(Arc::clone(&config), Arc::clone(&shared), wakeups);
+        let net = thread("network").spawn(|| net.run()).inspect_err(|_| shared.stop())?;
+        Ok(Self { shared, config, threads: Mutex::new(vec![net, sending]) })
     }
 
     /// Accepts connections at an address (port 0 picks one); returns the address bound. Nodes that
@@ -221,9 +224,9 @@ impl Controller {
         self.shared.command(Command::Dismiss(peer));
     }
 
-    /// Keeps the network thread to these cores.
+    /// Keeps the network thread and the sending thread to these cores.
     pub fn keep_to(&self, cores: Vec<usize>) {
-        self.shared.command(Command::KeepTo(cores));
+        self.shared.keep_to(cores);
     }
 
     /// Where received payloads come from and should return to.
@@ -241,18 +244,21 @@ impl Controller {
         self.shared.stats()
     }
 
-    /// Sends what is queued (on lines, as far as the sockets take it), says goodbye to everyone and ends the network
-    /// thread, within the farewell's time. Events that arrived before can still be received. Dropping does the same.
+    /// Sends what is queued (on lines, as far as the sockets take it), says goodbye to everyone and ends both
+    /// threads, within the farewell's time. Events that arrived before can still be received. Dropping does the same.
     pub fn shutdown(&self) {
         self.end(Command::Shutdown);
     }
 
     fn end(&self, how: Command) {
-        let thread = self.thread.lock().expect("no panic while the handle is locked").take();
-        if let Some(thread) = thread {
-            self.shared.command(how);
+        let mut threads = self.threads.lock().expect("no panic while the handles are locked");
+        if threads.is_empty() {
+            return;
+        }
+        self.shared.command(how);
+        for thread in threads.drain(..) {
             if thread.join().is_err() {
-                tracing::error!("the network thread had panicked");
+                tracing::error!("a network thread had panicked");
             }
         }
     }

@@ -1,15 +1,14 @@
 //! The network controller: sockets, handshakes, frames and buffers between the nodes of a cluster.
 //! It does not know what a message means.
 //!
-//! There is one thread per node, for any number of peers. It sleeps in `poll`, and it recomputes
-//! what to wait for from the connections' state each time, so that there is no registration to
-//! forget. For the few dozen peers a node has this costs no more than `epoll`, works on every Unix,
-//! and wakes with the timer's own resolution, which injected delays need. Two threads per
-//! connection would take cores from the kernels. An async runtime would add a scheduler between the
-//! socket and the only two threads there are. A short message with nothing before it is written by
-//! the thread that sends it, since waking another takes longer than the write; all else, and all
-//! receiving, is the network thread's. Threads that exchange much, each with one thread of a peer, have lines (`lines.rs`)
-//! that they read and write themselves.
+//! There are two threads per node, for any number of peers: one reads and keeps the timers, one writes (`sending.rs`).
+//! Copying a message into a socket and copying one out of it take about as long, so two copy twice as much, and more
+//! would take cores from the kernels. Each sleeps in `poll`, and recomputes what to wait for from the connections' state
+//! each time, so that there is no registration to forget. For the few dozen peers a node has this costs no more than
+//! `epoll`, works on every Unix, and wakes with the timer's own resolution, which injected delays need. An async runtime
+//! would add a scheduler between the socket and the few threads there are. A short message with nothing before it is
+//! written by the thread that sends it, since waking another takes longer than the write. Threads that exchange much, each
+//! with one thread of a peer, have lines (`lines.rs`) that they read and write themselves.
 //!
 //! **Invariant:** nothing is allocated for a peer before its length was checked against the
 //! handshake's limits, and only one fixed-size hello is read before the token was checked. Over TLS
@@ -29,6 +28,7 @@ mod lines;
 mod link;
 mod outlet;
 mod reception;
+mod sending;
 mod shared;
 mod stats;
 #[cfg(test)]

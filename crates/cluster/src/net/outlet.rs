@@ -1,4 +1,4 @@
-//! The sending side of a connection: a bounded queue, and a writer that any sending thread may use.
+//! The sending side of a connection: a bounded queue, and a writer that any thread may use.
 //! Never blocks on the socket.
 
 use super::channel::Channel;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// A message up to this long, and with nothing before it, is written by the thread that sends it:
-/// waking the network thread would take longer than the write. On a line, one of any length is.
+/// waking the sending thread would take longer than the write. On a line, one of any length is.
 const INLINE_BYTES: usize = 128 << 10;
 /// Messages are taken from the link into one vectored write up to this much; what still waits can
 /// be overtaken by a deeper layer.
@@ -24,7 +24,7 @@ const STAGED_MESSAGES: usize = 16;
 /// A blocked socket that takes less than this in the time of a stall is as good as one that takes nothing.
 const PROGRESS_BYTES: usize = 64 << 10;
 
-/// Everything on its way to one peer. Shared by the senders and the network thread.
+/// Everything on its way to one peer. Shared by the senders, the sending thread and the network thread.
 pub(super) struct Outlet {
     pub(super) channel: Channel,
     pub(super) counters: Arc<PeerCounters>,
@@ -48,6 +48,8 @@ struct Queue {
     /// Senders that wait for room.
     waiting: usize,
     closed: bool,
+    /// The last message is a goodbye.
+    leaving: bool,
 }
 
 struct Writer {
@@ -79,7 +81,13 @@ impl Outlet {
             limits,
             pool: Arc::clone(&config.pool),
             queue_bytes_max: config.bounds.queue_bytes_max,
-            queue: Mutex::new(Queue { link: Link::new(), bytes: 0, waiting: 0, closed: false }),
+            queue: Mutex::new(Queue {
+                link: Link::new(),
+                bytes: 0,
+                waiting: 0,
+                closed: false,
+                leaving: false,
+            }),
             room: Condvar::new(),
             writer: Mutex::new(Writer {
                 staged: VecDeque::with_capacity(STAGED_MESSAGES),
@@ -99,7 +107,7 @@ impl Outlet {
     }
 
     /// Queues a message once there is room, and writes it at once if that is quicker than waking
-    /// the network thread. Returns whether the network thread must look after the rest.
+    /// the sending thread. Returns whether the sending thread must look after the rest.
     pub(super) fn send(&self, message: Message) -> Result<bool, SendError> {
         let peer = self.counters.peer;
         message.check(&self.limits).map_err(|source| SendError::OverLimit { peer, source })?;
@@ -121,18 +129,24 @@ impl Outlet {
         queue.link.push(sealed, now);
         drop(queue);
         if self.is_blocked() {
-            // The network thread already waits for the socket.
+            // The sending thread already waits for the socket.
             return Ok(false);
         }
-        if alone && let Ok(mut writer) = self.writer.try_lock() {
-            self.write_out(&mut writer, now);
-            if writer.blocked_since.is_some() || writer.failed.is_some() {
-                return Ok(true);
-            }
+        if alone
+            && let Ok(mut writer) = self.writer.try_lock()
+            && !self.write_alone(&mut writer, now)
+        {
+            return Ok(true);
         }
         // Check again after the writer is free: another thread may have queued a message meanwhile
         // that it could not write because of us.
         Ok(!self.queue().link.is_empty())
+    }
+
+    /// Writes what there is; `false` if the sending thread must see to it that the rest is written.
+    fn write_alone(&self, writer: &mut Writer, now: Instant) -> bool {
+        self.write_out(writer, now);
+        writer.blocked_since.is_none() && writer.failed.is_none()
     }
 
     pub(super) fn queued_bytes(&self) -> usize {
@@ -145,7 +159,9 @@ impl Outlet {
 
     /// Takes no more messages, and wakes threads that wait for room.
     pub(super) fn close(&self) {
-        self.queue().closed = true;
+        let mut queue = self.queue();
+        (queue.closed, queue.leaving) = (true, false);
+        drop(queue);
         self.room.notify_all();
     }
 
@@ -161,7 +177,7 @@ impl Outlet {
     }
 }
 
-/// The network thread's side. While a sender writes, the sender takes care of the rest.
+/// The side of the two threads behind it. While another one writes, that takes care of the rest.
 impl Outlet {
     /// When there will be something to write; a blocked socket says so itself.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
@@ -173,7 +189,7 @@ impl Outlet {
         }
     }
 
-    /// Whether the network thread must wait for the socket to take more.
+    /// Whether the sending thread must wait for the socket to take more.
     pub(super) fn is_blocked(&self) -> bool {
         self.blocked.load(Ordering::Acquire)
     }
@@ -193,26 +209,43 @@ impl Outlet {
     }
 
     /// Sends a sign of life if nothing was sent for `interval`. Goes past the link: an artificial
-    /// delay must not make a node look dead.
-    pub(super) fn heartbeat(&self, now: Instant, interval: Duration) {
-        let Ok(mut writer) = self.writer.try_lock() else { return };
+    /// delay must not make a node look dead. Returns whether the sending thread must look after the rest.
+    pub(super) fn heartbeat(&self, now: Instant, interval: Duration) -> bool {
+        let Ok(mut writer) = self.writer.try_lock() else { return false };
         let quiet = now.saturating_duration_since(writer.spoke_at);
-        if writer.staged.is_empty() && quiet >= interval {
-            writer.stage(Sealed::new(Message::heartbeat()));
-            self.write_out(&mut writer, now);
+        if !writer.staged.is_empty() || quiet < interval {
+            return false;
         }
+        writer.stage(Sealed::new(Message::heartbeat()));
+        let is_written = self.write_alone(&mut writer, now);
+        drop(writer);
+        !is_written || !self.queue().link.is_empty()
     }
 
     /// Queues a goodbye after everything else, and takes no more messages.
     pub(super) fn say_goodbye(&self, now: Instant) {
-        self.queue().link.push(Sealed::new(Message::goodbye()), now);
-        self.close();
+        let mut queue = self.queue();
+        queue.link.push(Sealed::new(Message::goodbye()), now);
+        (queue.closed, queue.leaving) = (true, true);
+        drop(queue);
+        self.room.notify_all();
     }
 
-    /// Whether everything is written.
-    pub(super) fn is_empty(&self) -> bool {
-        let writer_is_empty = self.writer.try_lock().is_ok_and(|writer| writer.staged.is_empty());
-        writer_is_empty && self.queue().link.is_empty()
+    /// Whether nothing will be written any more. After a goodbye, this says so to the other end.
+    pub(super) fn is_over(&self) -> bool {
+        let queue = self.queue();
+        if !queue.closed || !queue.leaving {
+            return queue.closed;
+        }
+        let is_queued = !queue.link.is_empty();
+        drop(queue);
+        let is_over =
+            !is_queued && self.writer.try_lock().is_ok_and(|writer| writer.staged.is_empty());
+        if is_over {
+            // If this fails, the connection is broken and the next read says so.
+            _ = self.channel.stream.shutdown(Shutdown::Write);
+        }
+        is_over
     }
 
     fn write_out(&self, writer: &mut Writer, now: Instant) {

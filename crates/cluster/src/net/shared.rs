@@ -1,5 +1,5 @@
-//! What the network thread shares with the node's other threads: commands to it, events from it,
-//! and the accounting that bounds both.
+//! What the network thread and the sending thread share with the node's other threads: commands to the first and what it
+//! hears, what the second has to write, and the accounting that bounds all of it.
 
 use super::config::{Config, Identity, LinkShape, NodeId};
 use super::connection::Connection;
@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 pub(super) enum Command {
     Listen(TcpListener),
     Adopt(Arc<Outlet>),
-    /// Look after what a line's threads cannot write at once.
+    /// See to it that a line is read at the other end.
     AdoptLine(Arc<Outlet>),
-    /// A line of the peer has ended.
-    LineEnded(Peer, LostReason),
+    /// A connection of the peer has ended.
+    Ended(Peer, LostReason),
     /// The peer's events were taken: read from it again.
     Resume(Peer),
     /// The peer was struck: close its connection.
@@ -39,6 +39,8 @@ pub(super) struct Shared {
     gate: Mutex<Gate>,
     inbox: Mutex<Inbox>,
     waker: PipeWriter,
+    outgoing: Mutex<Outgoing>,
+    sender_waker: PipeWriter,
     counters: Mutex<Vec<Arc<PeerCounters>>>,
     pool: Arc<Pool>,
     own_node: NodeId,
@@ -54,11 +56,28 @@ struct Gate {
     commands: Vec<Command>,
     doors: HashMap<Peer, Door>,
     peers_seen: u32,
-    /// Something was left for the network thread in an outlet.
-    nudged: bool,
     /// The network thread waits in `poll` and must be woken.
     sleeping: bool,
     stopped: bool,
+}
+
+/// The way in to the sending thread.
+#[derive(Default)]
+struct Outgoing {
+    news: OutgoingNews,
+    /// Something was left for it in an outlet, or an outlet is over.
+    nudged: bool,
+    /// It waits in `poll` and must be woken.
+    sleeping: bool,
+    stopped: bool,
+}
+
+/// What the sending thread does not know yet.
+#[derive(Default)]
+pub(super) struct OutgoingNews {
+    pub(super) outlets: Vec<Arc<Outlet>>,
+    /// The cores it shall run on.
+    pub(super) cores: Option<Vec<usize>>,
 }
 
 /// Where a peer is, from the end of its handshake to the end of its connection.
@@ -117,7 +136,7 @@ struct Unread {
 }
 
 impl Shared {
-    pub(super) fn new(config: &Config, waker: PipeWriter) -> Self {
+    pub(super) fn new(config: &Config, waker: PipeWriter, sender_waker: PipeWriter) -> Self {
         Self {
             gate: Mutex::default(),
             inbox: Mutex::new(Inbox {
@@ -127,6 +146,8 @@ impl Shared {
                 stopped: false,
             }),
             waker,
+            outgoing: Mutex::default(),
+            sender_waker,
             counters: Mutex::default(),
             pool: Arc::clone(&config.pool),
             own_node: config.identity.node,
@@ -186,11 +207,35 @@ impl Shared {
 
     pub(super) fn send(&self, line: usize, peer: Peer, message: Message) -> Result<(), SendError> {
         if self.line(peer, line)?.send(message)? {
-            let mut gate = self.gate();
-            gate.nudged = true;
-            self.wake(gate);
+            self.nudge();
         }
         Ok(())
+    }
+
+    /// The sending thread looks at all outlets.
+    pub(super) fn nudge(&self) {
+        self.tell_sender(|outgoing| outgoing.nudged = true);
+    }
+
+    fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+        self.outgoing.lock().expect("no panic while what goes out is locked")
+    }
+
+    fn tell_sender(&self, tell: impl FnOnce(&mut Outgoing)) {
+        let mut outgoing = self.outgoing();
+        tell(&mut outgoing);
+        let asleep = std::mem::take(&mut outgoing.sleeping);
+        drop(outgoing);
+        if asleep {
+            // As for the network thread.
+            _ = (&self.sender_waker).write(&[1]);
+        }
+    }
+
+    /// Keeps both threads to these cores.
+    pub(super) fn keep_to(&self, cores: Vec<usize>) {
+        self.tell_sender(|outgoing| outgoing.news.cores = Some(cores.clone()));
+        self.command(Command::KeepTo(cores));
     }
 
     pub(super) fn queued_bytes(&self, peer: Peer) -> usize {
@@ -246,7 +291,7 @@ impl Shared {
                     Some(Heard::Message(event)) => return Some(event),
                     Some(Heard::Ended(peer, reason)) => {
                         drop(inbox);
-                        self.command(Command::LineEnded(peer, reason));
+                        self.command(Command::Ended(peer, reason));
                         inbox = self.inbox();
                     }
                     None if left.is_zero() && inbox.boxes[letter_box].events.is_empty() => {
@@ -312,6 +357,7 @@ impl Shared {
         if let Some(door) = self.gate().doors.get_mut(&outlet.counters.peer) {
             door.outlet = Some(Arc::clone(outlet));
         }
+        self.tell_sender(|outgoing| outgoing.news.outlets.push(Arc::clone(outlet)));
     }
 
     /// Who a peer is, and where.
@@ -370,8 +416,9 @@ impl Shared {
         drop(gate);
         replaced.iter().flatten().for_each(|before| before.cut());
         let is_there = replaced.is_some();
-        if !is_there {
-            outlet.cut();
+        match is_there {
+            true => self.tell_sender(|outgoing| outgoing.news.outlets.push(Arc::clone(outlet))),
+            false => outlet.cut(),
         }
         waker.into_iter().for_each(Waker::wake);
         is_there
@@ -384,14 +431,13 @@ impl Shared {
     pub(super) fn take_commands(&self, into: &mut Vec<Command>) {
         let mut gate = self.gate();
         gate.sleeping = false;
-        gate.nudged = false;
         std::mem::swap(&mut gate.commands, into);
     }
 
     /// Whether the thread may sleep: nothing waits for it, and what comes will wake it.
     pub(super) fn doze(&self) -> bool {
         let mut gate = self.gate();
-        gate.sleeping = gate.commands.is_empty() && !gate.nudged;
+        gate.sleeping = gate.commands.is_empty();
         gate.sleeping
     }
 
@@ -419,10 +465,12 @@ impl Shared {
     pub(super) fn strike(&self, peer: Peer) {
         let Some(door) = self.gate().doors.remove(&peer) else { return };
         door.outlet.iter().for_each(|outlet| outlet.close());
+        door.lines.values().for_each(|line| line.cut());
+        // The sending thread lets go of them, or they would stay open.
+        self.nudge();
         if door.lines.is_empty() {
             return;
         }
-        door.lines.values().for_each(|line| line.cut());
         // Those that no thread has taken yet.
         for letters in &mut self.inbox().boxes {
             letters.added.retain(|line| line.outlet.counters.peer != peer);
@@ -446,6 +494,30 @@ impl Shared {
         let wakers: Vec<Waker> = inbox.boxes.iter().filter_map(LetterBox::waker).collect();
         drop(inbox);
         wakers.into_iter().for_each(Waker::wake);
+        self.tell_sender(|outgoing| outgoing.stopped = true);
+    }
+}
+
+/// The sending thread's side.
+impl Shared {
+    /// What it does not know yet; `None` if it shall end.
+    pub(super) fn take_outgoing(&self) -> Option<OutgoingNews> {
+        let mut outgoing = self.outgoing();
+        (outgoing.sleeping, outgoing.nudged) = (false, false);
+        (!outgoing.stopped).then(|| std::mem::take(&mut outgoing.news))
+    }
+
+    /// Whether it may sleep: nothing waits for it, and what comes will wake it.
+    pub(super) fn may_sleep(&self) -> bool {
+        let mut outgoing = self.outgoing();
+        let OutgoingNews { outlets, cores } = &outgoing.news;
+        let is_idle = outlets.is_empty() && cores.is_none() && !outgoing.nudged;
+        outgoing.sleeping = is_idle && !outgoing.stopped;
+        outgoing.sleeping
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.outgoing().stopped
     }
 }
 

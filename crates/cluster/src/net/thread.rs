@@ -1,4 +1,4 @@
-//! The network thread: waits for sockets, commands and timers, and serves what is ready.
+//! The network thread: waits for what comes from sockets, for commands and timers, and serves what is ready.
 
 use super::config::Config;
 use super::connection::Connection;
@@ -29,7 +29,7 @@ pub(super) struct NetThread {
     wakeups: PipeReader,
     reception: Reception,
     connections: HashMap<Peer, Connection>,
-    /// Their lines, which other threads read: what these cannot write at once is written here.
+    /// Their lines, which other threads read.
     lines: HashMap<Peer, Vec<Arc<Outlet>>>,
     /// Until when to wait for peers, once a shutdown was asked for.
     leaving_until: Option<Instant>,
@@ -42,7 +42,6 @@ enum Source {
     Listener(usize),
     Guest(u64),
     Connection(Peer),
-    Line(Peer, usize),
 }
 
 /// Tells other threads that this one ended, even after a panic.
@@ -85,7 +84,6 @@ impl NetThread {
                 self.obey(command);
             }
             let now = Instant::now();
-            self.transmit_due(now);
             if now >= self.housekeeping_at {
                 self.keep_house(now);
             }
@@ -96,10 +94,10 @@ impl NetThread {
             self.wait(due.saturating_duration_since(now), &mut ready)?;
             let now = Instant::now();
             let mut guests = 0;
-            for (source, flags) in ready.drain(..) {
+            for source in ready.drain(..) {
                 guests += usize::from(matches!(source, Source::Guest(_)));
                 if guests <= GUESTS_PER_TURN || !matches!(source, Source::Guest(_)) {
-                    self.attend_to(source, flags, now)?;
+                    self.attend_to(source, now)?;
                 }
             }
         }
@@ -110,14 +108,11 @@ impl NetThread {
         if self.connections.values().any(Connection::holds_input) {
             return now;
         }
-        let outlets = self.connections.values().map(|connection| &connection.outlet);
-        let outlets = outlets.chain(self.lines.values().flatten());
-        let links = outlets.filter_map(|outlet| outlet.due(now));
-        links.chain(self.leaving_until).fold(self.housekeeping_at, Instant::min)
+        self.leaving_until.into_iter().fold(self.housekeeping_at, Instant::min)
     }
 
     /// Sleeps until a descriptor is ready; what to wait for follows from the state alone.
-    fn wait(&self, timeout: Duration, ready: &mut Vec<(Source, PollFlags)>) -> io::Result<()> {
+    fn wait(&self, timeout: Duration, ready: &mut Vec<Source>) -> io::Result<()> {
         let mut sources = vec![Source::Wakeups];
         let mut descriptors = vec![PollFd::new(&self.wakeups, PollFlags::IN)];
         for (index, listener) in self.reception.listeners().iter().enumerate() {
@@ -129,19 +124,11 @@ impl NetThread {
             descriptors.push(PollFd::new(stream, PollFlags::IN));
         }
         for (peer, connection) in &self.connections {
-            let mut flags = PollFlags::empty();
-            flags.set(PollFlags::IN, !connection.paused);
-            flags.set(PollFlags::OUT, connection.outlet.is_blocked());
             // Asked for nothing, `poll` would still report a hang-up, again and again.
-            if !flags.is_empty() {
+            if !connection.paused {
                 sources.push(Source::Connection(*peer));
-                descriptors.push(PollFd::new(&connection.outlet.channel.stream, flags));
-            }
-        }
-        for (peer, lines) in &self.lines {
-            for (index, line) in lines.iter().enumerate().filter(|(_, line)| line.is_blocked()) {
-                sources.push(Source::Line(*peer, index));
-                descriptors.push(PollFd::new(&line.channel.stream, PollFlags::OUT));
+                let stream = &connection.outlet.channel.stream;
+                descriptors.push(PollFd::new(stream, PollFlags::IN));
             }
         }
         let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
@@ -150,15 +137,16 @@ impl NetThread {
             Err(error) => return Err(error.into()),
         }
         let flags = descriptors.iter().map(PollFd::revents);
-        ready.extend(sources.into_iter().zip(flags).filter(|(source, flags)| match source {
+        let is_ready = |(source, flags): &(Source, PollFlags)| match source {
             _ if !flags.is_empty() => true,
             Source::Connection(peer) => self.connections[peer].holds_input(),
             _ => false,
-        }));
+        };
+        ready.extend(sources.into_iter().zip(flags).filter(is_ready).map(|(source, _)| source));
         Ok(())
     }
 
-    fn attend_to(&mut self, source: Source, flags: PollFlags, now: Instant) -> io::Result<()> {
+    fn attend_to(&mut self, source: Source, now: Instant) -> io::Result<()> {
         match source {
             Source::Wakeups => {
                 // The first thread that finds this one asleep writes one byte.
@@ -175,12 +163,7 @@ impl NetThread {
                 if !paused {
                     self.receive(peer, Connection::READS_PER_TURN, now);
                 }
-                // A hang-up of a paused peer shows in the write, too.
-                if !PollFlags::IN.contains(flags) {
-                    self.transmit(peer, now);
-                }
             }
-            Source::Line(peer, index) => self.transmit_line(peer, index, now),
         }
         Ok(())
     }
@@ -198,7 +181,7 @@ impl NetThread {
                 }
                 _ => outlet.cut(),
             },
-            Command::LineEnded(peer, reason) => self.end(peer, reason, Instant::now()),
+            Command::Ended(peer, reason) => self.end(peer, reason, Instant::now()),
             Command::Resume(peer) => {
                 if let Some(connection) = self.connections.get_mut(&peer) {
                     connection.paused = false;
@@ -232,6 +215,7 @@ impl NetThread {
             // Read on, to see the other side close; what it still says is dropped.
             connection.paused = false;
         }
+        self.shared.nudge();
     }
 
     fn welcome(&mut self, guest: Guest, hello: Hello, now: Instant) {
@@ -276,47 +260,10 @@ impl NetThread {
         }
     }
 
-    /// Writes to every peer that has something due and a socket that may take it.
-    fn transmit_due(&mut self, now: Instant) {
-        let due =
-            |connection: &Connection| connection.outlet.due(now).is_some_and(|due| due <= now);
-        let peers: Vec<Peer> =
-            self.connections.iter().filter(|(_, c)| due(c)).map(|(peer, _)| *peer).collect();
-        for peer in peers {
-            self.transmit(peer, now);
-        }
-        let due = |line: &Arc<Outlet>| line.due(now).is_some_and(|due| due <= now);
-        let of_peer = |(peer, lines): (&Peer, &Vec<Arc<Outlet>>)| {
-            let due = lines.iter().enumerate().filter(|(_, line)| due(line));
-            due.map(|(index, _)| (*peer, index)).collect::<Vec<_>>()
-        };
-        let lines: Vec<(Peer, usize)> = self.lines.iter().flat_map(of_peer).collect();
-        for (peer, line) in lines {
-            self.transmit_line(peer, line, now);
-        }
-    }
-
-    fn transmit_line(&mut self, peer: Peer, index: usize, now: Instant) {
-        let line = self.lines.get(&peer).and_then(|lines| lines.get(index));
-        if let Some(Err(reason)) = line.map(|line| line.transmit(now)) {
-            self.end(peer, reason, now);
-        }
-    }
-
     /// A connection with a peer has failed. What the peer said before it went still counts, above all a goodbye.
     fn end(&mut self, peer: Peer, reason: LostReason, now: Instant) {
         self.receive(peer, usize::MAX, now);
         self.lose(peer, reason);
-    }
-
-    fn transmit(&mut self, peer: Peer, now: Instant) {
-        let Some(connection) = self.connections.get_mut(&peer) else { return };
-        if let Err(reason) = connection.outlet.transmit(now) {
-            self.end(peer, reason, now);
-        } else if self.leaving_until.is_some() && connection.outlet.is_empty() {
-            // If this fails, the connection is broken and the next read says so.
-            _ = connection.outlet.channel.stream.shutdown(Shutdown::Write);
-        }
     }
 
     fn receive(&mut self, peer: Peer, mut reads: usize, now: Instant) {
@@ -394,6 +341,7 @@ impl NetThread {
             return;
         }
         let mut lost = Vec::new();
+        let mut is_left = false;
         for (peer, connection) in &self.connections {
             let unheard = now.saturating_duration_since(connection.heard_at);
             let blocked = |outlet: &Arc<Outlet>| {
@@ -408,8 +356,11 @@ impl NetThread {
             } else if !connection.paused && unheard >= timing.silence {
                 lost.push((*peer, LostReason::Silent(unheard)));
             } else if self.leaving_until.is_none() {
-                connection.outlet.heartbeat(now, timing.heartbeat);
+                is_left |= connection.outlet.heartbeat(now, timing.heartbeat);
             }
+        }
+        if is_left {
+            self.shared.nudge();
         }
         for (peer, reason) in lost {
             self.lose(peer, reason);

@@ -9,7 +9,6 @@ use super::network::Network;
 use super::processes::{Nodes, processes};
 use super::{Deployment, Forecast, Place};
 use crate::heap::{Heap, time_key, time_of};
-use crate::kernels::KernelTimes;
 use crate::profile::Overheads;
 use crate::random::Random;
 use crate::trace::Trace;
@@ -113,8 +112,8 @@ impl<'a> Machine<'a> {
         let cores = match deployment.place {
             Place::OneProcess => 1,
             Place::SharedCores(cores) => cores.min(processes),
-            // For kernels, for the network, and one for the dispatcher.
-            Place::OwnMachines => 2 * processes + 1,
+            // For kernels, for what is received, for what is sent, and one for the dispatcher.
+            Place::OwnMachines => 3 * processes + 1,
         };
         let process = |(index, nodes): (usize, _)| Process {
             core: index % cores,
@@ -250,33 +249,45 @@ impl<'a> Machine<'a> {
         least.expect("there is a core")
     }
 
-    /// The core on which a process sends and receives: its own, unless a device computes for it or it attends on so
-    /// many cores that it leaves one to the network.
-    fn host_core(&self, process: usize) -> usize {
+    /// The cores that a process has for the network beside its own: those of a process on a device, or those that a
+    /// process which only attends leaves to it.
+    fn network_cores(&self, process: usize) -> usize {
         let Deployment { place, tier1, tier2_kernels, slices, strands, .. } = self.deployment;
-        let apart = match process < slices.len() {
-            true => tier1.on_device(),
-            false => tier2_kernels.on_device() || *strands == 1 && tier2_kernels.on_many_cores(),
-        };
-        match *place == Place::OwnMachines && apart {
-            true => self.processes.len() + process,
-            false => self.processes[process].core,
+        let kernels = if process < slices.len() { tier1 } else { tier2_kernels };
+        match *place {
+            Place::OwnMachines if kernels.on_device() => 2,
+            Place::OwnMachines if process >= slices.len() && *strands == 1 => {
+                kernels.network_cores()
+            }
+            _ => 0,
         }
     }
 
-    /// How many times as long a Tier-2 node that leaves a core to the network attends as it would with that core, and
-    /// without messages that pass through memory.
+    /// The core on which a process receives.
+    fn receiving_core(&self, process: usize) -> usize {
+        match self.network_cores(process) {
+            0 => self.processes[process].core,
+            _ => self.processes.len() + process,
+        }
+    }
+
+    /// The core on which it sends.
+    fn sending_core(&self, process: usize) -> usize {
+        match self.network_cores(process) {
+            2 => 2 * self.processes.len() + process,
+            _ => self.receiving_core(process),
+        }
+    }
+
+    /// How many times as long a Tier-2 node that leaves cores to the network attends as it would with them, and without
+    /// messages that pass through memory.
     fn beside_messages(&self) -> f64 {
         let Deployment { place, tier2_kernels, strands, .. } = self.deployment;
-        let threads = match &**tier2_kernels {
-            KernelTimes::Measured(profile) => profile.provenance.threads as f64,
-            KernelTimes::Analytic(_) => return 1.0,
-        };
-        let leaves_core = *strands == 1 && tier2_kernels.on_many_cores();
-        if *place != Place::OwnMachines || tier2_kernels.on_device() || !leaves_core {
-            return 1.0;
+        let leaves_cores = *strands == 1 && tier2_kernels.network_cores() > 0;
+        match *place == Place::OwnMachines && leaves_cores {
+            true => 1.0 + tier2_kernels.overheads().slower_beside_messages,
+            false => 1.0,
         }
-        (1.0 + tier2_kernels.overheads().slower_beside_messages) * threads / (threads - 1.0)
     }
 
     fn in_one_process(&self) -> bool {

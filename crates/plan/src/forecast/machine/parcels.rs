@@ -62,11 +62,10 @@ impl Machine<'_> {
             _ if from.is_some() => self.forecast.tier1_bytes += bytes,
             _ => {}
         }
-        let core_of = |machine: &Self, process: Option<usize>| match process {
-            Some(process) => machine.host_core(process),
-            None => machine.dispatcher_core(),
-        };
-        let (from_core, to_core) = (core_of(self, from), core_of(self, receiver));
+        let from_core =
+            from.map_or_else(|| self.dispatcher_core(), |process| self.sending_core(process));
+        let to_core =
+            receiver.map_or_else(|| self.dispatcher_core(), |process| self.receiving_core(process));
         let seconds = self.end_seconds(way, parcel.step().shard, bytes, count);
         let transit = self.transit(Transit { to, parcel, bytes, count, way, to_core });
         self.urgent(from_core, seconds, After::Sent(transit));

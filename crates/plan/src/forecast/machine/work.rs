@@ -81,7 +81,7 @@ impl Machine<'_> {
             true => tier1.on_device(),
             false => tier2_kernels.on_device(),
         };
-        let is_woken = self.host_core(process) != self.processes[process].core && !on_device;
+        let is_woken = self.sending_core(process) != self.processes[process].core && !on_device;
         if is_woken { tier1.overheads().wake_seconds } else { 0.0 }
     }
 
