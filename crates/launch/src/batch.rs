@@ -9,7 +9,7 @@ use crate::profiles::keep_profile;
 use crate::resolved::Resolved;
 use crate::specification::Specification;
 use glinthawk_cluster::Layout;
-use glinthawk_plan::Shape;
+use glinthawk_plan::{Deployment, Shape};
 
 /// Parameters times tokens from which on a job takes longer than a brief profile of the machine, by far.
 const WORK_PROFILED: f64 = 2e13;
@@ -89,16 +89,15 @@ pub fn better_shape(
         keep_profile(opened.model.config(), &profile)?;
     }
     let Some(deployment) = resolved.deployment(opened) else { return Ok(None) };
+    let usual_rate = expected.forecast(&deployment).tokens_per_second();
     let rate = |shape: JobShape| {
         let specification = shape.of(specification.clone());
         let deployment = Resolved::new(&specification, opened, crowd).ok()?.deployment(opened)?;
-        let profiled = deployment.tier1.knots().last().copied().unwrap_or(0);
-        let is_known = deployment.batch as usize <= profiled;
+        let is_known = rows_max(&deployment) <= deployment.tier1.knots().last().copied()?;
         is_known.then(|| expected.forecast(&deployment).tokens_per_second())
     };
     let Layout { batch, flights, chunk, slices, .. } = resolved.layout;
     let usual = JobShape { batch, flights, chunk };
-    let Some(usual_rate) = rate(usual) else { return Ok(None) };
     let mut best = (usual, usual_rate);
     // Flights on shared cores meet less often than a forecast thinks. And one node that attends for itself has nothing to
     // wait for.
@@ -119,6 +118,12 @@ pub fn better_shape(
     }
     let (better, gain) = (best.0, best.1 / usual_rate - 1.0);
     Ok((better != usual).then_some(BetterShape { better, usual, gain }))
+}
+
+/// The most rows of a flight in Tier 1: those of all lanes that have prompts.
+fn rows_max(deployment: &Deployment) -> usize {
+    let lanes = if deployment.own_first.is_some() { 1 } else { deployment.lanes() };
+    deployment.batch as usize * lanes
 }
 
 /// The shape with the best rate, if that is worth another shape than the one so far.
