@@ -166,8 +166,7 @@ fn network(
     let apart = round_trip(&options(1, at_once), [here, there])?.median.as_secs_f64();
     // A core that has been idle for longer takes longer to wake.
     let rested = round_trip(&options(1, REST), [here, there])?.median.as_secs_f64();
-    let crowded =
-        beside_computation(here.node, || round_trip(&options(1, at_once), [here, here]))?;
+    let crowded = beside_computation(here.node, || round_trip(&options(1, at_once), [here, here]))?;
     // A thread rarely waits for a core, but when it does it waits long. So the mean matters, not the
     // median.
     let crowded = (crowded.mean.as_secs_f64() - small.mean.as_secs_f64()) / 2.0;

@@ -150,7 +150,9 @@ impl KernelTimes {
     /// The cores that a process which only attends with them leaves to the network.
     pub fn network_cores(&self) -> usize {
         match self {
-            Self::Measured(profile) if !self.on_device() => network_cores(profile.provenance.threads),
+            Self::Measured(profile) if !self.on_device() => {
+                network_cores(profile.provenance.threads)
+            }
             _ => 0,
         }
     }

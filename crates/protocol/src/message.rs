@@ -9,7 +9,7 @@ pub enum Merge {
     /// Whole flights first. A part of one waits for the rest no longer than a full batch saves, so not for a straggler.
     Ready,
     /// Whole flights first, on a core that all nodes share. While a part of a flight waits, the core works for the rest of it.
-    /// So it waits longer, but not longer than the flight was in the slice last time.
+    /// So it waits longer, but not longer than the flight is in the slice.
     SharedCore,
     /// When all shards of their flight have arrived. Exists for comparison with `Ready`.
     WholeFlights,

@@ -87,9 +87,9 @@ struct Flight<P> {
     shards: BTreeMap<u32, Visitor<P>>,
     /// The stage that the hindmost wait for, if they all do: then no other can join them.
     whole: Option<Stage>,
-    /// When shards of it last entered, and how long their stay was.
-    entered_ns: u64,
-    stay_ns: u64,
+    /// When shards of it last entered, until one leaves, and how long its last two stays were.
+    entered_ns: Option<u64>,
+    stays_ns: [u64; 2],
     /// On a shared core: until when those that are here wait for others. Once that is over, they do not wait again in this lap.
     waits_until_ns: Option<u64>,
 }
@@ -124,7 +124,7 @@ impl<P> Flight<P> {
     /// Some of its shards are about to be computed.
     fn start(&mut self, stage: Stage, now_ns: u64) {
         if stage == Stage::Enter {
-            self.entered_ns = now_ns;
+            self.entered_ns = Some(now_ns);
         }
         if stage == Stage::Exit || self.waits_until_ns.is_some_and(|until_ns| now_ns < until_ns) {
             self.waits_until_ns = None;
@@ -222,8 +222,8 @@ impl<P> Tier1Node<P> {
         let empty = || Flight {
             shards: BTreeMap::new(),
             whole: None,
-            entered_ns: 0,
-            stay_ns: 0,
+            entered_ns: None,
+            stays_ns: [0; 2],
             waits_until_ns: None,
         };
         let flight = self.flights.entry(shard.flight).or_insert_with(empty);
@@ -365,7 +365,10 @@ impl<P> Tier1Node<P> {
                 Stage::Exit => {
                     visitor.state = State::Gone;
                     let flight = self.flights.get_mut(&step.shard.flight).expect("it has shards");
-                    flight.stay_ns = now_ns.saturating_sub(flight.entered_ns);
+                    if let Some(entered_ns) = flight.entered_ns.take() {
+                        let stay_ns = now_ns.saturating_sub(entered_ns);
+                        flight.stays_ns = [flight.stays_ns[1], stay_ns];
+                    }
                     let parcel = match tokens {
                         Some(tokens) => Parcel::Home(Home { step, tokens }),
                         None => Parcel::Launch(launch, payload),
@@ -432,13 +435,16 @@ impl<P> Tier1Node<P> {
         (!waits).then_some(stage)
     }
 
-    /// On a shared core: the deepest stage that a part of a flight has waited for as long as the flight stays here.
+    /// On a shared core: the deepest stage that a part of a flight has waited for as long as the flight stays here. Of its last
+    /// two stays the shorter one counts: in the other, the process may have been stopped for long.
     fn impatient_stage(&mut self, now_ns: u64) -> Option<Stage> {
         let mut stage = None;
         self.patient_until_ns = None;
         for flight in self.flights.values_mut() {
             let Some(ready) = flight.deepest_ready() else { continue };
-            let until_ns = *flight.waits_until_ns.get_or_insert(now_ns + flight.stay_ns);
+            let until_ns = *flight
+                .waits_until_ns
+                .get_or_insert(now_ns + flight.stays_ns[0].min(flight.stays_ns[1]));
             match until_ns <= now_ns {
                 true => stage = stage.max(Some(ready)),
                 false => {

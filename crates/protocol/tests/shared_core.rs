@@ -16,9 +16,13 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Self {
+    /// After two laps of a flight on these lanes.
+    fn new(lanes: &[u32]) -> Self {
         let node = Tier1Node::new(LAYERS, 256, Merge::SharedCore);
-        Self { node, now_ns: 1000, attending: Vec::new() }
+        let mut bench = Self { node, now_ns: 1000, attending: Vec::new() };
+        bench.lap(lanes, 1);
+        bench.lap(lanes, 2);
+        bench
     }
 
     /// The step of this number of a lane's shard enters.
@@ -73,20 +77,18 @@ impl Bench {
 }
 
 fn lanes(work: &Tier1Work<()>) -> Vec<u32> {
-    let mut lanes: Vec<u32> =
-        work.tasks.iter().map(|task| task.launch.step.shard.lane).collect();
+    let mut lanes: Vec<u32> = work.tasks.iter().map(|task| task.launch.step.shard.lane).collect();
     lanes.sort_unstable();
     lanes
 }
 
 #[test]
 fn a_flight_that_comes_in_parts_is_computed_together() {
-    let mut bench = Bench::new();
-    bench.lap(&[0, 1, 2], 1);
-    bench.enter(1, 2);
+    let mut bench = Bench::new(&[0, 1, 2]);
+    bench.enter(1, 3);
     assert!(bench.compute().is_empty(), "the others are on their way");
-    bench.enter(0, 2);
-    bench.enter(2, 2);
+    bench.enter(0, 3);
+    bench.enter(2, 3);
     assert_eq!(bench.compute(), [0, 1, 2]);
     bench.attend(&[2]);
     assert!(bench.compute().is_empty(), "the others attend");
@@ -96,31 +98,29 @@ fn a_flight_that_comes_in_parts_is_computed_together() {
 
 #[test]
 fn a_shard_that_fell_behind_catches_up() {
-    let mut bench = Bench::new();
-    bench.lap(&[0, 1], 1);
-    bench.enter(0, 2);
-    bench.enter(1, 2);
+    let mut bench = Bench::new(&[0, 1]);
+    bench.enter(0, 3);
+    bench.enter(1, 3);
     assert_eq!(bench.compute(), [0, 1]);
     bench.attend(&[0]);
     bench.wait();
     assert_eq!(bench.compute(), [0], "it has waited long enough");
     bench.attend(&[0]);
     assert_eq!(bench.compute(), [0], "it waits once in a lap");
-    bench.enter(0, 3);
+    bench.enter(0, 4);
     assert!(bench.compute().is_empty(), "it waits again in the next");
     bench.attend(&[1]);
     assert_eq!(bench.compute(), [1]);
     bench.attend(&[1]);
     assert_eq!(bench.compute(), [1]);
-    bench.enter(1, 3);
+    bench.enter(1, 4);
     assert_eq!(bench.compute(), [0, 1]);
 }
 
 #[test]
 fn a_shard_that_does_not_come_again_is_awaited_once() {
-    let mut bench = Bench::new();
-    bench.lap(&[0, 1], 1);
-    bench.enter(0, 2);
+    let mut bench = Bench::new(&[0, 1]);
+    bench.enter(0, 3);
     assert!(bench.compute().is_empty());
     let waited_ns = bench.node.patient_until_ns().expect("it waits") - bench.now_ns;
     assert_eq!(waited_ns, (1 + u64::from(LAYERS)) * BATCH_NS, "as long as the flight stays");
@@ -130,27 +130,43 @@ fn a_shard_that_does_not_come_again_is_awaited_once() {
         bench.attend(&[0]);
         assert_eq!(bench.compute(), [0]);
     }
-    bench.lap(&[0], 3);
+    bench.lap(&[0], 4);
 }
 
 #[test]
 fn a_shard_whose_attention_never_comes_delays_two_laps() {
-    let mut bench = Bench::new();
-    bench.lap(&[0, 1], 1);
-    bench.enter(0, 2);
-    bench.enter(1, 2);
+    let mut bench = Bench::new(&[0, 1]);
+    bench.enter(0, 3);
+    bench.enter(1, 3);
     assert_eq!(bench.compute(), [0, 1]);
     bench.attend(&[0]);
     bench.wait();
     assert_eq!(bench.compute(), [0]);
     bench.attend(&[0]);
     assert_eq!(bench.compute(), [0]);
-    bench.enter(0, 3);
+    bench.enter(0, 4);
     bench.wait();
     assert_eq!(bench.compute(), [0]);
     for _ in 0..LAYERS {
         bench.attend(&[0]);
         assert_eq!(bench.compute(), [0]);
     }
-    bench.lap(&[0], 4);
+    bench.lap(&[0], 5);
+}
+
+#[test]
+fn a_lap_in_which_the_process_was_stopped_makes_no_long_wait() {
+    let mut bench = Bench::new(&[0, 1]);
+    bench.enter(0, 3);
+    bench.enter(1, 3);
+    assert_eq!(bench.compute(), [0, 1]);
+    bench.now_ns += 1_000_000;
+    for _ in 0..LAYERS {
+        bench.attend(&[0, 1]);
+        assert_eq!(bench.compute(), [0, 1]);
+    }
+    bench.enter(0, 4);
+    assert!(bench.compute().is_empty());
+    let until_ns = bench.node.patient_until_ns().expect("it waits");
+    assert!(until_ns - bench.now_ns < 1000);
 }

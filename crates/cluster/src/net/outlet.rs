@@ -138,9 +138,14 @@ impl Outlet {
         {
             return Ok(true);
         }
-        // Check again after the writer is free: another thread may have queued a message meanwhile
-        // that it could not write because of us.
-        Ok(!self.queue().link.is_empty())
+        Ok(self.is_left())
+    }
+
+    /// Whether something was left for the sending thread that it may have found locked. Asked when the writer is free again:
+    /// another thread may have queued a message meanwhile that it could not write because of us, or a goodbye.
+    fn is_left(&self) -> bool {
+        let queue = self.queue();
+        !queue.link.is_empty() || queue.leaving
     }
 
     /// Writes what there is; `false` if the sending thread must see to it that the rest is written.
@@ -219,7 +224,7 @@ impl Outlet {
         writer.stage(Sealed::new(Message::heartbeat()));
         let is_written = self.write_alone(&mut writer, now);
         drop(writer);
-        !is_written || !self.queue().link.is_empty()
+        !is_written || self.is_left()
     }
 
     /// Queues a goodbye after everything else, and takes no more messages.

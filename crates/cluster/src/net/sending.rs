@@ -57,7 +57,9 @@ impl SendThread {
             self.outlets.retain(|outlet| {
                 let is_due = outlet.due(now).is_some_and(|due| due <= now);
                 let is_ready = ready_ones.next() == Some(true);
-                if (is_due || is_ready) && let Err(reason) = outlet.transmit(now) {
+                if (is_due || is_ready)
+                    && let Err(reason) = outlet.transmit(now)
+                {
                     shared.command(Command::Ended(outlet.counters.peer, reason));
                     return false;
                 }
