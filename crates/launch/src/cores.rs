@@ -317,7 +317,7 @@ mod tests {
         check(16, &[some(100.0), some(1.0), some(1.0), some(1.0)], &[13, 1, 1, 1]);
         check(2, &[some(9.0), some(1.0), some(1.0)], &[1, 1, 1]);
         check(8, &[None, some(1.0)], &[3, 5]);
-        check(8, &[some(1.0), None, some(1.0)], &[2, 3, 3]);
+        check(8, &[some(1.0), None, some(1.0)], &[3, 3, 2]);
         check(8, &[None, None], &[4, 4]);
         check(2, &[None, some(1.0)], &[1, 1]);
         check(16, &[some(1.0), some(1.0), some(0.0), some(0.0)], &[8, 8, 1, 1]);
