@@ -69,6 +69,11 @@ impl Bench {
     fn lap(&mut self, lanes: &[u32], epoch: u64) {
         lanes.iter().for_each(|lane| self.enter(*lane, epoch));
         assert_eq!(self.compute(), lanes);
+        self.stay(lanes);
+    }
+
+    /// What has entered goes through all layers.
+    fn stay(&mut self, lanes: &[u32]) {
         for _ in 0..LAYERS {
             self.attend(lanes);
             assert_eq!(self.compute(), lanes);
@@ -126,10 +131,7 @@ fn a_shard_that_does_not_come_again_is_awaited_once() {
     assert_eq!(waited_ns, (1 + u64::from(LAYERS)) * BATCH_NS, "as long as the flight stays");
     bench.now_ns += waited_ns;
     assert_eq!(bench.compute(), [0]);
-    for _ in 0..LAYERS {
-        bench.attend(&[0]);
-        assert_eq!(bench.compute(), [0]);
-    }
+    bench.stay(&[0]);
     bench.lap(&[0], 4);
 }
 
@@ -147,10 +149,7 @@ fn a_shard_whose_attention_never_comes_delays_two_laps() {
     bench.enter(0, 4);
     bench.wait();
     assert_eq!(bench.compute(), [0]);
-    for _ in 0..LAYERS {
-        bench.attend(&[0]);
-        assert_eq!(bench.compute(), [0]);
-    }
+    bench.stay(&[0]);
     bench.lap(&[0], 5);
 }
 
@@ -161,10 +160,7 @@ fn a_lap_in_which_the_process_was_stopped_makes_no_long_wait() {
     bench.enter(1, 3);
     assert_eq!(bench.compute(), [0, 1]);
     bench.now_ns += 1_000_000;
-    for _ in 0..LAYERS {
-        bench.attend(&[0, 1]);
-        assert_eq!(bench.compute(), [0, 1]);
-    }
+    bench.stay(&[0, 1]);
     bench.enter(0, 4);
     assert!(bench.compute().is_empty());
     let until_ns = bench.node.patient_until_ns().expect("it waits");

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 pub(crate) const LINES_MAX: u16 = 1024;
 
 /// The longest that a thread sleeps at once.
-const LONGEST: Duration = Duration::from_secs(3600);
+pub(super) const LONGEST: Duration = Duration::from_secs(3600);
 
 /// How many times longer than others a line may be left unread: its thread reads it between two things that it computes.
 pub(super) const LINE_PATIENCE: u32 = 8;

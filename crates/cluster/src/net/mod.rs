@@ -2,8 +2,7 @@
 //! It does not know what a message means.
 //!
 //! There are two threads per node, for any number of peers: one reads and keeps the timers, one writes (`sending.rs`).
-//! Copying a message into a socket and copying one out of it take about as long, and neither waits for the other. More
-//! threads would take cores from the kernels. Each sleeps in `poll`, and recomputes what to wait for from the connections' state
+//! So what goes out does not wait for what comes in. More threads would take cores from the kernels. Each sleeps in `poll`, and recomputes what to wait for from the connections' state
 //! each time, so that there is no registration to forget. For the few dozen peers a node has this costs no more than
 //! `epoll`, works on every Unix, and wakes with the timer's own resolution, which injected delays need. An async runtime
 //! would add a scheduler between the socket and the few threads there are. A short message with nothing before it is

@@ -1,6 +1,7 @@
 //! The sending thread: writes what senders leave in outlets, as links release it and sockets take it. The network thread
-//! reads meanwhile: copying a message out and copying one in take about as long, and each keeps a core busy.
+//! reads meanwhile, so that neither copy waits for the other.
 
+use super::lines::LONGEST;
 use super::outlet::Outlet;
 use super::shared::{Command, Shared};
 use crate::processes::keep_to_cores;
@@ -8,9 +9,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, PipeReader, Read};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// The longest that it sleeps at once.
-const LONGEST: Duration = Duration::from_secs(3600);
 
 pub(super) struct SendThread {
     shared: Arc<Shared>,
