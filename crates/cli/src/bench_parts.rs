@@ -178,6 +178,7 @@ pub fn net(rows: u32, shape: &str) -> anyhow::Result<ExitCode> {
         round_trips: 1800,
         pause: Duration::ZERO,
         touched: false,
+        evicts: false,
         under_way: 1,
         stream_messages: 6000,
     })?;

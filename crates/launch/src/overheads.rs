@@ -155,6 +155,7 @@ fn network(
         under_way: 1,
         pause,
         touched: false,
+        evicts: false,
         stream_messages: 0,
     };
     let cores = allowed_cores();
@@ -175,7 +176,9 @@ fn network(
     let bytes =
         |rows: u32| (rows as usize * 2 * (config.qkv_width() + config.query_width())) as f64;
     let byte = ((large - small) / (bytes(MESSAGE_ROWS) - bytes(1)) / 2.0).max(0.0);
-    let message = ((small - 2.0 * byte * bytes(1)) / 4.0).max(0.0);
+    let message = |round_trip: f64| ((round_trip - 2.0 * byte * bytes(1)) / 4.0).max(0.0);
+    let cold = BenchOptions { evicts: true, ..options(1, at_once) };
+    let cold = round_trip(&cold, [here, here])?.median.as_secs_f64();
     // On a machine of many cores, each end has one or two for its network threads and one that makes and uses messages.
     let touched = cores.len() > 4;
     let side_by_side = network_cores(cores.len()) > 1;
@@ -209,7 +212,8 @@ fn network(
     };
     let beside = byte.max(streamed?.median.as_secs_f64() / copied);
     Ok(Overheads {
-        message_seconds: message,
+        message_seconds: message(small),
+        message_beside_kernels_seconds: message(cold.max(small)),
         byte_seconds: byte,
         byte_beside_reading_seconds: beside,
         slower_beside_messages: slower,

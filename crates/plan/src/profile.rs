@@ -58,6 +58,9 @@ pub struct Overheads {
     /// Sending a message to another process or receiving one, each.
     #[serde(rename = "message")]
     pub message_seconds: f64,
+    /// The same on a core that reads other memory in between, as kernels do. Not less than without.
+    #[serde(rename = "message_beside_kernels", default)]
+    pub message_beside_kernels_seconds: f64,
     /// The same for each of its bytes.
     #[serde(rename = "byte")]
     pub byte_seconds: f64,
@@ -209,6 +212,7 @@ impl Overheads {
             ("step", self.step_seconds),
             ("row", self.row_seconds),
             ("message", self.message_seconds),
+            ("message_beside_kernels", self.message_beside_kernels_seconds),
             ("byte", self.byte_seconds),
             ("byte_beside_reading", self.byte_beside_reading_seconds),
             ("wake", self.wake_seconds),

@@ -9,6 +9,7 @@ use glinthawk_flight::{Buffer, HEADER_BYTES, Kind, Message, Pool, Row, StepId};
 use std::hint::{black_box, spin_loop};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +19,8 @@ const TURNS: usize = 9;
 /// Messages under way in the throughput runs: as with a fixed number of flights, more than one
 /// hot buffer and less than all memory.
 const WINDOW: usize = 16;
+/// What an end reads to evict all else: more than the caches next to a core hold.
+const EVICTED_BYTES: usize = 4 << 20;
 /// A message that takes longer than this will not come.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -42,6 +45,9 @@ pub struct BenchOptions {
     /// Whether messages through controllers are written before and read after, as by kernels. Else they stay in the caches
     /// of the cores that copy them. Writing and reading are timed too, unless they have cores of their own.
     pub touched: bool,
+    /// Whether each end reads much memory before it sends, as kernels do, so that nothing else is left in the caches next to
+    /// its core. That is not timed.
+    pub evicts: bool,
     /// Messages of the throughput run, for each method.
     pub stream_messages: usize,
 }
@@ -151,6 +157,7 @@ pub fn round_trip(options: &BenchOptions, ends: [EndCores; 2]) -> Result<RoundTr
         keep_to_cores(cores).map_err(|error| BenchError::Unexpected(error.to_string()))
     };
     let (tell, told) = mpsc::channel();
+    let evicted_ns = &AtomicU64::new(0);
     thread::scope(|scope| {
         let echo = scope.spawn(move || -> Result<(), BenchError> {
             // A controller's threads stay where they were started.
@@ -159,7 +166,7 @@ pub fn round_trip(options: &BenchOptions, ends: [EndCores; 2]) -> Result<RoundTr
             pinned(&[ends[1].node])?;
             // If the receiver is gone, the other end has failed and says why.
             _ = tell.send(far.listen((Ipv4Addr::LOCALHOST, 0))?);
-            echo(options, &far, joined(&far)?, options.round_trips)
+            echo(options, &far, joined(&far)?, options.round_trips, evicted_ns)
         });
         let ping = scope.spawn(move || -> Result<Vec<Duration>, BenchError> {
             pinned(&ends[0].network)?;
@@ -167,7 +174,7 @@ pub fn round_trip(options: &BenchOptions, ends: [EndCores; 2]) -> Result<RoundTr
             pinned(&[ends[0].node])?;
             let address = told.recv().map_err(|_| BenchError::Unexpected("no address".into()))?;
             let (far_peer, _) = near.connect(&address.to_string())?;
-            ping(options, &near, far_peer, options.round_trips)
+            ping(options, &near, far_peer, options.round_trips, evicted_ns)
         });
         let round_trips = ping.join().expect("the ping thread does not panic");
         echo.join().expect("the echo thread does not panic")?;
@@ -297,24 +304,39 @@ fn flight_round_trips(
 ) -> Result<Vec<Duration>, BenchError> {
     let [(near, far_peer), (far, near_peer)] = controller_pair(options, encryption)?;
     let count = options.round_trips.div_ceil(TURNS);
+    let evicted_ns = &AtomicU64::new(0);
     thread::scope(|scope| {
-        let echo = scope.spawn(|| echo(options, &far, near_peer, count));
-        let round_trips = ping(options, &near, far_peer, count)?;
+        let echo = scope.spawn(|| echo(options, &far, near_peer, count, evicted_ns));
+        let round_trips = ping(options, &near, far_peer, count, evicted_ns)?;
         echo.join().expect("the echo thread does not panic")?;
         Ok(round_trips)
     })
 }
 
-/// Answers `count` messages.
+/// Reads much memory, if that is wanted; how long it took.
+fn evict(memory: &[u64]) -> Duration {
+    let start = Instant::now();
+    black_box(memory.iter().fold(0, |all, word| all ^ word));
+    start.elapsed()
+}
+
+fn evicting(options: &BenchOptions) -> Vec<u64> {
+    vec![1; if options.evicts { EVICTED_BYTES / size_of::<u64>() } else { 0 }]
+}
+
+/// Answers `count` messages; says how long it read memory before each answer.
 fn echo(
     options: &BenchOptions,
     far: &Controller,
     near_peer: Peer,
     count: usize,
+    evicted_ns: &AtomicU64,
 ) -> Result<(), BenchError> {
+    let memory = evicting(options);
     for _ in 0..count {
         let message = next_message(far, Kind::Attend)?;
         finish(options, far.pool(), message);
+        evicted_ns.store(evict(&memory).as_nanos() as u64, Ordering::Release);
         far.send(near_peer, answer(options, far.pool()))?;
     }
     Ok(())
@@ -326,7 +348,9 @@ fn ping(
     near: &Controller,
     far_peer: Peer,
     count: usize,
+    evicted_ns: &AtomicU64,
 ) -> Result<Vec<Duration>, BenchError> {
+    let memory = evicting(options);
     let mut round_trips = Vec::with_capacity(count);
     let (mut sent, mut start) = (0, Instant::now());
     for answered in 0..count {
@@ -335,6 +359,7 @@ fn ping(
             while paused.elapsed() < options.pause {
                 spin_loop();
             }
+            evict(&memory);
             if options.under_way == 1 {
                 start = Instant::now();
             }
@@ -342,7 +367,8 @@ fn ping(
             sent += 1;
         }
         let message = next_message(near, Kind::Attended)?;
-        round_trips.push(start.elapsed());
+        let elsewhere = Duration::from_nanos(evicted_ns.load(Ordering::Acquire));
+        round_trips.push(start.elapsed().saturating_sub(elsewhere));
         start = Instant::now();
         finish(options, near.pool(), message);
     }

@@ -2,26 +2,10 @@
 //! link of that bandwidth and delay. It has no clock: the caller passes the time.
 
 use super::config::LinkShape;
-use glinthawk_flight::{HEADER_BYTES, Kind, Message};
+use glinthawk_flight::{Kind, Message};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::{Duration, Instant};
-
-/// A message with its header's bytes. Checksums are the sender's work, on the sender's thread.
-pub(super) struct Sealed {
-    pub(super) head: [u8; HEADER_BYTES],
-    pub(super) message: Message,
-}
-
-impl Sealed {
-    pub(super) fn new(message: Message) -> Self {
-        Self { head: message.seal(), message }
-    }
-
-    pub(super) fn wire_bytes(&self) -> usize {
-        self.message.header().wire_bytes()
-    }
-}
 
 /// The queue in front of a socket, and the artificial link between the two.
 ///
@@ -32,7 +16,7 @@ pub(super) struct Link {
     shape: LinkShape,
     waiting: BinaryHeap<Waiting>,
     /// Sent, and due at the far end; in order of time.
-    under_way: VecDeque<(Instant, Sealed)>,
+    under_way: VecDeque<(Instant, Message)>,
     /// When the link has carried everything that was put on it.
     free_at: Option<Instant>,
     sequence: u64,
@@ -41,7 +25,7 @@ pub(super) struct Link {
 struct Waiting {
     rank: u64,
     sequence: Reverse<u64>,
-    sealed: Sealed,
+    message: Message,
 }
 
 impl Link {
@@ -61,7 +45,7 @@ impl Link {
     }
 
     /// Queues a message.
-    pub(super) fn push(&mut self, sealed: Sealed, now: Instant) {
+    pub(super) fn push(&mut self, message: Message, now: Instant) {
         self.advance(now);
         if self.waiting.is_empty() {
             // An idle link does not save up bandwidth.
@@ -69,21 +53,21 @@ impl Link {
         }
         let sequence = Reverse(self.sequence);
         self.sequence += 1;
-        self.waiting.push(Waiting { rank: rank(&sealed.message), sequence, sealed });
+        self.waiting.push(Waiting { rank: rank(&message), sequence, message });
     }
 
     /// The next message for the socket, if one has arrived there.
-    pub(super) fn pop(&mut self, now: Instant) -> Option<Sealed> {
+    pub(super) fn pop(&mut self, now: Instant) -> Option<Message> {
         if self.shape == LinkShape::default() && self.under_way.is_empty() {
             // The socket itself is the link: choosing as late as possible lets a deeper layer pass.
-            return self.waiting.pop().map(|waiting| waiting.sealed);
+            return self.waiting.pop().map(|waiting| waiting.message);
         }
         self.advance(now);
         let (due, _) = self.under_way.front()?;
         if *due > now {
             return None;
         }
-        self.under_way.pop_front().map(|(_, sealed)| sealed)
+        self.under_way.pop_front().map(|(_, message)| message)
     }
 
     /// When `pop` may have something; `None` for an empty link.
@@ -106,12 +90,12 @@ impl Link {
             return;
         }
         while let Some(free_at) = self.free_at.filter(|free_at| *free_at <= now) {
-            let Some(Waiting { sealed, .. }) = self.waiting.pop() else { return };
-            let carried = free_at + self.carrying_time(sealed.wire_bytes());
+            let Some(Waiting { message, .. }) = self.waiting.pop() else { return };
+            let carried = free_at + self.carrying_time(message.header().wire_bytes());
             self.free_at = Some(carried);
             // Never before its predecessor, even if the delay was shortened in between.
             let last = self.under_way.back().map_or(carried, |(due, _)| *due);
-            self.under_way.push_back(((carried + self.shape.delay).max(last), sealed));
+            self.under_way.push_back(((carried + self.shape.delay).max(last), message));
         }
     }
 
@@ -155,7 +139,7 @@ impl Eq for Waiting {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use glinthawk_flight::{Buffer, StepId};
+    use glinthawk_flight::{Buffer, HEADER_BYTES, StepId};
 
     /// A message of exactly `bytes` bytes on the wire.
     fn message(layer: u32, bytes: usize) -> Message {
@@ -174,7 +158,7 @@ mod tests {
         let mut arrived = Vec::new();
         let mut pop_until = |link: &mut Link, limit: Option<Instant>| {
             while let Some(due) = link.due().filter(|due| limit.is_none_or(|limit| *due <= limit)) {
-                while let Some(Sealed { message, .. }) = link.pop(due) {
+                while let Some(message) = link.pop(due) {
                     let at = due.duration_since(start).as_millis() as u64;
                     arrived.push((at, message.layer()));
                 }
@@ -183,7 +167,7 @@ mod tests {
         for (milliseconds, message) in pushes {
             let now = start + Duration::from_millis(milliseconds);
             pop_until(&mut link, Some(now));
-            link.push(Sealed::new(message), now);
+            link.push(message, now);
         }
         pop_until(&mut link, None);
         assert!(link.is_empty());
@@ -204,10 +188,9 @@ mod tests {
             control(2),
         ];
         for message in messages {
-            link.push(Sealed::new(message), now);
+            link.push(message, now);
         }
         let order: Vec<_> = std::iter::from_fn(|| link.pop(now))
-            .map(|sealed| sealed.message)
             .map(|m| (m.kind(), m.layer(), m.table().first().copied(), m.payload().len_bytes()))
             .collect();
         let expected = [
@@ -252,7 +235,7 @@ mod tests {
         let mut link = Link::new();
         link.set_shape(shape);
         for _ in 0..10 {
-            link.push(Sealed::new(message(0, 1000)), start);
+            link.push(message(0, 1000), start);
         }
         // Nothing was popped for 95 ms: nine of ten messages have crossed by then.
         let late = start + Duration::from_millis(95);
@@ -265,14 +248,14 @@ mod tests {
         let start = Instant::now();
         let mut link = Link::new();
         link.set_shape(LinkShape { delay: Duration::from_millis(9), bytes_per_second: None });
-        link.push(Sealed::new(message(1, 100)), start);
+        link.push(message(1, 100), start);
         assert!(link.pop(start).is_none());
         link.set_shape(LinkShape::default());
-        link.push(Sealed::new(message(2, 100)), start);
+        link.push(message(2, 100), start);
         assert!(link.pop(start).is_none());
         let later = start + Duration::from_millis(9);
         let layers: Vec<_> =
-            std::iter::from_fn(|| link.pop(later)).map(|s| s.message.layer()).collect();
+            std::iter::from_fn(|| link.pop(later)).map(|message| message.layer()).collect();
         assert_eq!(layers, [1, 2]);
     }
 }

@@ -4,9 +4,9 @@
 use super::channel::Channel;
 use super::config::{Config, LinkShape};
 use super::event::{LostReason, SendError};
-use super::link::{Link, Sealed};
+use super::link::Link;
 use super::stats::PeerCounters;
-use glinthawk_flight::{Kind, Limits, Message, Pool};
+use glinthawk_flight::{HEADER_BYTES, Kind, Limits, Message, Pool};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::Shutdown;
@@ -50,6 +50,12 @@ struct Queue {
     closed: bool,
     /// The last message is a goodbye.
     leaving: bool,
+}
+
+/// A message with its header's bytes. Its checksum is made by the thread that writes it.
+struct Sealed {
+    head: [u8; HEADER_BYTES],
+    message: Message,
 }
 
 struct Writer {
@@ -111,8 +117,7 @@ impl Outlet {
     pub(super) fn send(&self, message: Message) -> Result<bool, SendError> {
         let peer = self.counters.peer;
         message.check(&self.limits).map_err(|source| SendError::OverLimit { peer, source })?;
-        let sealed = Sealed::new(message);
-        let bytes = sealed.wire_bytes();
+        let bytes = message.header().wire_bytes();
         let mut queue = self.queue();
         // A message larger than the bound passes alone.
         while !queue.closed && queue.bytes > 0 && queue.bytes + bytes > self.queue_bytes_max {
@@ -126,7 +131,7 @@ impl Outlet {
         let alone = queue.bytes == 0 && bytes <= self.inline_bytes_max;
         queue.bytes += bytes;
         let now = Instant::now();
-        queue.link.push(sealed, now);
+        queue.link.push(message, now);
         drop(queue);
         if self.is_blocked() {
             // The sending thread already waits for the socket.
@@ -221,7 +226,7 @@ impl Outlet {
         if !writer.staged.is_empty() || quiet < interval {
             return false;
         }
-        writer.stage(Sealed::new(Message::heartbeat()));
+        writer.stage(Message::heartbeat());
         let is_written = self.write_alone(&mut writer, now);
         drop(writer);
         !is_written || self.is_left()
@@ -230,7 +235,7 @@ impl Outlet {
     /// Queues a goodbye after everything else, and takes no more messages.
     pub(super) fn say_goodbye(&self, now: Instant) {
         let mut queue = self.queue();
-        queue.link.push(Sealed::new(Message::goodbye()), now);
+        queue.link.push(Message::goodbye(), now);
         (queue.closed, queue.leaving) = (true, true);
         drop(queue);
         self.room.notify_all();
@@ -284,10 +289,10 @@ impl Outlet {
 
     /// Takes messages from the link for the next write; false when there is nothing to write.
     fn fill(&self, writer: &mut Writer, now: Instant) -> bool {
-        let mut queue = self.queue();
         while writer.staged_bytes < STAGED_BYTES && writer.staged.len() < STAGED_MESSAGES {
-            let Some(sealed) = queue.link.pop(now) else { break };
-            writer.stage(sealed);
+            // The queue is free again while the message is sealed.
+            let Some(message) = self.queue().link.pop(now) else { break };
+            writer.stage(message);
         }
         !writer.staged.is_empty()
     }
@@ -325,13 +330,13 @@ impl Writer {
         }
     }
 
-    fn stage(&mut self, sealed: Sealed) {
-        self.staged_bytes += sealed.wire_bytes();
-        self.staged.push_back(sealed);
+    fn stage(&mut self, message: Message) {
+        self.staged_bytes += message.header().wire_bytes();
+        self.staged.push_back(Sealed { head: message.seal(), message });
     }
 
     fn unstage_written(&mut self) -> Option<Sealed> {
-        let bytes = self.staged.front()?.wire_bytes();
+        let bytes = self.staged.front()?.message.header().wire_bytes();
         if bytes > self.written {
             return None;
         }

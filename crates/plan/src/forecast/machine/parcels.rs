@@ -85,7 +85,13 @@ impl Machine<'_> {
             true => overheads.byte_beside_reading_seconds.max(overheads.byte_seconds),
             false => overheads.byte_seconds,
         };
-        count * overheads.message_seconds + byte * bytes
+        let message = match self.deployment.place {
+            Place::SharedCores(1) => {
+                overheads.message_beside_kernels_seconds.max(overheads.message_seconds)
+            }
+            _ => overheads.message_seconds,
+        };
+        count * message + byte * bytes
     }
 
     fn dispatching_seconds(&self, rows: usize) -> f64 {
