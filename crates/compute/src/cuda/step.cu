@@ -166,36 +166,39 @@ __device__ __forceinline__ bf16* stored(bf16* pages, const Row& row, int head) {
 
 #define HEADS_ALL (HEADS + 2 * KV_HEADS)
 
-// Grid: (rows, blocks that share a row's heads); a warp takes ROTATE_TOGETHER heads at a time. Takes qkv (rows, QKV_WIDTH)
-// bf16 as the product left it. Adds the bias, norms the heads, rotates q and k. Leaves q in `query` (rows, QUERY_WIDTH)
-// and stores k and v in their pages. Without pages, leaves all three side by side in `query` (rows, QKV_WIDTH).
+// Grid: (rows, blocks that share a row's heads); a warp takes ROTATE_TOGETHER heads at a time, a thread two neighbours of
+// each half of a head. Takes qkv (rows, QKV_WIDTH) bf16 as the product left it. Adds the bias, norms the heads, rotates q and
+// k. Leaves q in `query` (rows, QUERY_WIDTH) and stores k and v in their pages. Without pages, leaves all three side by side
+// in `query` (rows, QKV_WIDTH).
 extern "C" __global__ void __launch_bounds__(ROTATE_WARPS* WARP)
     rotate(const Row* rows, const bf16* qkv, const float* bias, const float* head_norms, const float* angles,
            bf16* query, bf16* pages) {
-    const int PAIRS = (HEAD_DIM / 2 + WARP - 1) / WARP;
+    const int HALF = HEAD_DIM / 2;
+    const int PAIRS = (HALF + 2 * WARP - 1) / (2 * WARP);
     Row row = rows[blockIdx.x];
     const bf16* from = qkv + (u64)blockIdx.x * QKV_WIDTH;
     int lane = threadIdx.x % WARP;
-    float cosines[PAIRS], sines[PAIRS];
+    float2 cosines[PAIRS], sines[PAIRS];
 #pragma unroll
     for (int pair = 0; pair < PAIRS; pair++) {
-        int i = pair * WARP + lane;
-        if (i >= HEAD_DIM / 2) continue;
-        cosines[pair] = angles[(u64)row.position * HEAD_DIM + i];
-        sines[pair] = angles[(u64)row.position * HEAD_DIM + HEAD_DIM / 2 + i];
+        int i = 2 * (pair * WARP + lane);
+        if (i >= HALF) continue;
+        const float* angle = angles + (u64)row.position * HEAD_DIM + i;
+        cosines[pair] = *(const float2*)angle;
+        sines[pair] = *(const float2*)(angle + HALF);
     }
     await_earlier();
     int stride = gridDim.y * ROTATE_WARPS;
     for (int first = blockIdx.y * ROTATE_WARPS + threadIdx.x / WARP; first < HEADS_ALL; first += stride * ROTATE_TOGETHER) {
-        bf16 values[ROTATE_TOGETHER][PAIRS][2];
+        u32 values[ROTATE_TOGETHER][PAIRS][2];
 #pragma unroll
         for (int which = 0; which < ROTATE_TOGETHER; which++)
 #pragma unroll
             for (int pair = 0; pair < PAIRS; pair++) {
-                int head = first + which * stride, i = pair * WARP + lane;
-                if (head >= HEADS_ALL || i >= HEAD_DIM / 2) continue;
-                values[which][pair][0] = from[head * HEAD_DIM + i];
-                values[which][pair][1] = from[head * HEAD_DIM + i + HEAD_DIM / 2];
+                int head = first + which * stride, i = 2 * (pair * WARP + lane);
+                if (head >= HEADS_ALL || i >= HALF) continue;
+                values[which][pair][0] = *(const u32*)(from + head * HEAD_DIM + i);
+                values[which][pair][1] = *(const u32*)(from + head * HEAD_DIM + i + HALF);
             }
 #pragma unroll
         for (int which = 0; which < ROTATE_TOGETHER; which++) {
@@ -204,40 +207,46 @@ extern "C" __global__ void __launch_bounds__(ROTATE_WARPS* WARP)
             int kind = head < HEADS ? 0 : head < HEADS + KV_HEADS ? 1 : 2; // q, k, v
             bf16* to = query + (u64)blockIdx.x * (pages ? QUERY_WIDTH : QKV_WIDTH) + head * HEAD_DIM;
             if (pages && kind > 0) to = stored(pages, row, head);
-            float low[PAIRS], high[PAIRS];
+            float2 low[PAIRS], high[PAIRS];
             float squares = 0;
 #pragma unroll
             for (int pair = 0; pair < PAIRS; pair++) {
-                int i = pair * WARP + lane;
-                if (i >= HEAD_DIM / 2) continue;
-                low[pair] = widen(values[which][pair][0]);
-                high[pair] = widen(values[which][pair][1]);
+                int i = 2 * (pair * WARP + lane);
+                if (i >= HALF) continue;
+                low[pair] = make_float2(low_half(values[which][pair][0]), high_half(values[which][pair][0]));
+                high[pair] = make_float2(low_half(values[which][pair][1]), high_half(values[which][pair][1]));
                 if (bias) {
-                    low[pair] += bias[head * HEAD_DIM + i];
-                    high[pair] += bias[head * HEAD_DIM + i + HEAD_DIM / 2];
+                    const float* added = bias + head * HEAD_DIM + i;
+                    low[pair].x += added[0];
+                    low[pair].y += added[1];
+                    high[pair].x += added[HALF];
+                    high[pair].y += added[HALF + 1];
                 }
-                squares = fmaf(low[pair], low[pair], squares);
-                squares = fmaf(high[pair], high[pair], squares);
+                squares = fmaf(low[pair].x, low[pair].x, squares);
+                squares = fmaf(low[pair].y, low[pair].y, squares);
+                squares = fmaf(high[pair].x, high[pair].x, squares);
+                squares = fmaf(high[pair].y, high[pair].y, squares);
             }
             float scale = 1;
             if (head_norms && kind < 2) scale = 1.0f / sqrtf(warp_sum(squares) / (float)HEAD_DIM + (float)NORM_EPS);
 #pragma unroll
             for (int pair = 0; pair < PAIRS; pair++) {
-                int i = pair * WARP + lane;
-                if (i >= HEAD_DIM / 2) continue;
-                float a = low[pair], b = high[pair];
+                int i = 2 * (pair * WARP + lane);
+                if (i >= HALF) continue;
+                float2 a = low[pair], b = high[pair];
                 if (head_norms && kind < 2) {
-                    a = a * scale * head_norms[kind * HEAD_DIM + i];
-                    b = b * scale * head_norms[kind * HEAD_DIM + i + HEAD_DIM / 2];
+                    const float* norm = head_norms + kind * HEAD_DIM + i;
+                    a = make_float2(a.x * scale * norm[0], a.y * scale * norm[1]);
+                    b = make_float2(b.x * scale * norm[HALF], b.y * scale * norm[HALF + 1]);
                 }
                 if (kind < 2) {
-                    float cosine = cosines[pair], sine = sines[pair];
-                    float turned = a * cosine - b * sine;
-                    b = b * cosine + a * sine;
+                    float2 cosine = cosines[pair], sine = sines[pair];
+                    float2 turned = make_float2(a.x * cosine.x - b.x * sine.x, a.y * cosine.y - b.y * sine.y);
+                    b = make_float2(b.x * cosine.x + a.x * sine.x, b.y * cosine.y + a.y * sine.y);
                     a = turned;
                 }
-                to[i] = narrow(a);
-                to[i + HEAD_DIM / 2] = narrow(b);
+                *(u32*)(to + i) = narrow2(a.x, a.y);
+                *(u32*)(to + i + HALF) = narrow2(b.x, b.y);
             }
         }
     }
@@ -256,10 +265,12 @@ extern "C" __global__ void append(const Row* rows, const bf16* qkv, bf16* query,
 
 #define ACTIVATE_THREADS 256
 #define ACTIVATE_TOGETHER 2
+// Blocks that a multiprocessor is to have room for. Where it has room for fewer threads than these, this is ignored.
+#define ACTIVATE_BLOCKS 8
 
 // out (rows, FEED_FORWARD) = silu(gate) * up, of both (rows, 2, FEED_FORWARD). A thread takes eight of a row at a time, and
 // ACTIVATE_TOGETHER such; the grid covers all rows.
-extern "C" __global__ void __launch_bounds__(ACTIVATE_THREADS)
+extern "C" __global__ void __launch_bounds__(ACTIVATE_THREADS, ACTIVATE_BLOCKS)
     activate(const bf16* gate_up, bf16* out, u32 rows) {
     const u32 EIGHTS = FEED_FORWARD / 8;
     u32 first = blockIdx.x * (ACTIVATE_THREADS * ACTIVATE_TOGETHER) + threadIdx.x;
