@@ -46,7 +46,7 @@ pub struct BenchOptions {
     /// of the cores that copy them. Writing and reading are timed too, unless they have cores of their own.
     pub touched: bool,
     /// Whether each end reads much memory before it sends, as kernels do, so that nothing else is left in the caches next to
-    /// its core. That is not timed.
+    /// its core. That is not timed. Only with one message under way.
     pub evicts: bool,
     /// Messages of the throughput run, for each method.
     pub stream_messages: usize,
@@ -156,6 +156,7 @@ pub fn round_trip(options: &BenchOptions, ends: [EndCores; 2]) -> Result<RoundTr
     let pinned = |cores: &[usize]| {
         keep_to_cores(cores).map_err(|error| BenchError::Unexpected(error.to_string()))
     };
+    assert!(!options.evicts || options.under_way == 1, "an end that reads memory while another message waits");
     let (tell, told) = mpsc::channel();
     let evicted_ns = &AtomicU64::new(0);
     thread::scope(|scope| {
@@ -313,14 +314,14 @@ fn flight_round_trips(
     })
 }
 
-/// Reads much memory, if that is wanted; how long it took.
+/// Reads all of `memory`; returns how long that took.
 fn evict(memory: &[u64]) -> Duration {
     let start = Instant::now();
     black_box(memory.iter().fold(0, |all, word| all ^ word));
     start.elapsed()
 }
 
-fn evicting(options: &BenchOptions) -> Vec<u64> {
+fn evicting_memory(options: &BenchOptions) -> Vec<u64> {
     vec![1; if options.evicts { EVICTED_BYTES / size_of::<u64>() } else { 0 }]
 }
 
@@ -332,7 +333,7 @@ fn echo(
     count: usize,
     evicted_ns: &AtomicU64,
 ) -> Result<(), BenchError> {
-    let memory = evicting(options);
+    let memory = evicting_memory(options);
     for _ in 0..count {
         let message = next_message(far, Kind::Attend)?;
         finish(options, far.pool(), message);
@@ -342,7 +343,8 @@ fn echo(
     Ok(())
 }
 
-/// Sends `count` messages, so many at a time; how long each took, or each answer came after the one before.
+/// Sends `count` messages, so many at a time; how long each took, or each answer came after the one before. What the other
+/// end took to read memory is not counted.
 fn ping(
     options: &BenchOptions,
     near: &Controller,
@@ -350,7 +352,7 @@ fn ping(
     count: usize,
     evicted_ns: &AtomicU64,
 ) -> Result<Vec<Duration>, BenchError> {
-    let memory = evicting(options);
+    let memory = evicting_memory(options);
     let mut round_trips = Vec::with_capacity(count);
     let (mut sent, mut start) = (0, Instant::now());
     for answered in 0..count {

@@ -35,7 +35,7 @@ pub(super) struct Outlet {
     /// Locked briefly, also while the writer is.
     queue: Mutex<Queue>,
     room: Condvar,
-    /// Locked while writing; never waited for by a sender.
+    /// Locked while sealing and writing; never waited for by a sender.
     writer: Mutex<Writer>,
     /// Whether the writer's `blocked_since` is set, for threads that must not wait for the writer.
     blocked: AtomicBool,

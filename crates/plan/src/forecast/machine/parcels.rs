@@ -86,6 +86,7 @@ impl Machine<'_> {
             false => overheads.byte_seconds,
         };
         let message = match self.deployment.place {
+            // Here every message is between two kernels. Processes that are bound to one of several cores rest in between.
             Place::SharedCores(1) => {
                 overheads.message_beside_kernels_seconds.max(overheads.message_seconds)
             }
