@@ -156,7 +156,10 @@ pub fn round_trip(options: &BenchOptions, ends: [EndCores; 2]) -> Result<RoundTr
     let pinned = |cores: &[usize]| {
         keep_to_cores(cores).map_err(|error| BenchError::Unexpected(error.to_string()))
     };
-    assert!(!options.evicts || options.under_way == 1, "an end that reads memory while another message waits");
+    assert!(
+        !options.evicts || options.under_way == 1,
+        "an end that reads memory while another message waits"
+    );
     let (tell, told) = mpsc::channel();
     let evicted_ns = &AtomicU64::new(0);
     thread::scope(|scope| {
