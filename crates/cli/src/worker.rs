@@ -62,7 +62,7 @@ pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
     };
     leave_when_asked(&options)?;
     if args.place.is_some() {
-        end_with_parent();
+        end_with_parent()?;
     }
     if !args.stay {
         work_apart(&options)?;
@@ -107,12 +107,13 @@ fn leave_when_asked(options: &WorkerOptions) -> anyhow::Result<()> {
 }
 
 /// A local process ends with the one that started it, which holds the other end of its standard input.
-fn end_with_parent() {
-    std::thread::spawn(|| {
+fn end_with_parent() -> anyhow::Result<()> {
+    let read = || {
         // Whatever is there, or why it cannot be read: it is over.
         _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(1);
-    });
+    };
+    std::thread::Builder::new().spawn(read).context("cannot start a thread").map(drop)
 }
 
 /// Works on a thread of its own: it is pinned to cores, and the next job must not inherit that.

@@ -13,8 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long workers have to leave by themselves after the dispatcher's goodbye.
+/// How long workers have to leave after the dispatcher's goodbye.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// How long those that do not hear it, because they have not joined yet, are waited for.
+const GOODBYE_HEARD: Duration = Duration::from_millis(500);
 
 /// The environment variable that holds the cluster's secret.
 pub const TOKEN_VARIABLE: &str = "GLINTHAWK_TOKEN";
@@ -73,9 +75,14 @@ impl Worker {
 }
 
 fn spawn(name: &str, command: &mut Command) -> Result<Child, ClusterError> {
-    let mut child =
-        command.spawn().map_err(ClusterError::io(format!("cannot start worker {name}")))?;
-    relay(name, &mut child);
+    let refused = || ClusterError::io(format!("cannot start worker {name}"));
+    let mut child = command.spawn().map_err(refused())?;
+    if let Err(error) = relay(name, &mut child) {
+        // Nobody would read its log.
+        _ = child.kill();
+        _ = child.wait();
+        return Err(refused()(error));
+    }
     Ok(child)
 }
 
@@ -200,11 +207,14 @@ impl Processes {
 }
 
 impl Drop for Processes {
-    /// Workers leave when the dispatcher does; those that have not are ended.
+    /// Workers leave when the dispatcher does, or when they read the end of this process; those that have not are ended.
     fn drop(&mut self) {
         let started = Instant::now();
         for Worker { name, child, .. } in self.workers().iter_mut() {
             while started.elapsed() < FAREWELL && matches!(child.try_wait(), Ok(None)) {
+                if started.elapsed() > GOODBYE_HEARD {
+                    drop(child.stdin.take());
+                }
                 std::thread::sleep(Duration::from_millis(5));
             }
             if matches!(child.try_wait(), Ok(None)) {
@@ -218,15 +228,16 @@ impl Drop for Processes {
 }
 
 /// Passes a worker's log on, each line under its name.
-fn relay(name: &str, child: &mut Child) {
-    let Some(stderr) = child.stderr.take() else { return };
+fn relay(name: &str, child: &mut Child) -> std::io::Result<()> {
+    let Some(stderr) = child.stderr.take() else { return Ok(()) };
     let name = name.to_owned();
-    std::thread::spawn(move || {
+    let read = move || {
         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
             // Nobody may be listening there.
             _ = writeln!(std::io::stderr(), "[{name}] {line}");
         }
-    });
+    };
+    std::thread::Builder::new().spawn(read).map(drop)
 }
 
 /// Keeps this process, and every thread it starts from now on, to these cores.

@@ -135,7 +135,12 @@ impl Station {
     pub(crate) fn begin_dial(self: &Arc<Self>, address: String, pass: u64) -> Option<Peer> {
         let replaced = self.neighbours.begin_dial(self.dialled(), pass);
         let station = Arc::clone(self);
-        std::thread::spawn(move || station.redial(&address, pass));
+        let dial = move || station.redial(&address, pass);
+        if let Err(error) = std::thread::Builder::new().spawn(dial) {
+            let reason = format!("cannot start a thread: {error}");
+            // If the dispatcher is gone, that is among the events.
+            _ = self.tell_dispatcher(&Control::LinkLost(pass, reason));
+        }
         replaced
     }
 

@@ -11,6 +11,9 @@ pub use crate::curve::{AttentionCurve, Curve, Point, batch_ladder, interpolate};
 /// The version of the file format this code reads and writes.
 pub const PROFILE_VERSION: u32 = 2;
 
+/// No overhead takes longer, in seconds: a larger one is a mistake.
+const OVERHEAD_MAX: f64 = 60.0;
+
 /// Where and when a profile was taken.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -220,8 +223,8 @@ impl Overheads {
             ("slower_beside_messages", self.slower_beside_messages),
         ];
         for (field, value) in parts {
-            if !(value.is_finite() && value >= 0.0) {
-                let problem = format!("must not be negative, is {value}");
+            if !(0.0..=OVERHEAD_MAX).contains(&value) {
+                let problem = format!("must be from 0 to {OVERHEAD_MAX}, is {value:?}");
                 return Err(PlanError::field(path, format!("overheads.{field}"), problem));
             }
         }
@@ -289,7 +292,7 @@ pub(crate) mod tests {
     #[test]
     fn bad_files_name_the_field() {
         let good = serde_json::to_value(linear(1e-3, 1e-4)).expect("plain data");
-        let cases: [(&str, &str, serde_json::Value); 7] = [
+        let cases: [(&str, &str, serde_json::Value); 8] = [
             ("/version", "version", 9.into()),
             ("/pre/3/batch", "pre[3].batch", 1.into()),
             ("/attention/1/points/0/seconds", "attention[1].points[0].seconds", (-1.0).into()),
@@ -297,6 +300,7 @@ pub(crate) mod tests {
             ("/prefill/0/points/2/spread", "prefill[0].points[2].spread", (-1.0).into()),
             ("/logits/1/seconds", "logits[1].seconds", 0.into()),
             ("/overheads/wake", "overheads.wake", (-1.0).into()),
+            ("/overheads/byte", "overheads.byte", 1e308.into()),
         ];
         for (pointer, field, value) in cases {
             let mut bad = good.clone();
