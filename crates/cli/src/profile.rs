@@ -91,9 +91,13 @@ fn print(profile: &Profile) -> anyhow::Result<()> {
     )?;
     writeln!(
         out,
-        "each end of a message: {:.1} µs ({:.1} on a core that computes), and {:.2} µs a KiB ({:.2} beside readers)",
+        "each end of a message: {:.1} µs, on a core that computes {:.1} µs",
         microseconds(around.message_seconds),
         microseconds(around.message_beside_kernels_seconds),
+    )?;
+    writeln!(
+        out,
+        "each of its KiB: {:.2} µs, beside readers {:.2} µs",
         microseconds(around.byte_seconds) * 1024.0,
         microseconds(around.byte_beside_reading_seconds) * 1024.0,
     )?;
