@@ -10,8 +10,6 @@ use std::sync::Arc;
 /// How far forecasts may be off: half of them, and each.
 const MEDIAN_MAX: f64 = 0.05;
 const ERROR_MAX: f64 = 0.15;
-/// Cores of the machine.
-const CORES: usize = 16;
 /// Pages of a lane: enough for all prompts.
 const PAGES: u32 = 1 << 16;
 
@@ -53,8 +51,6 @@ fn forecasts_of_cores_are_near_what_was_measured() {
             place: match fields[5] {
                 "one-process" => Place::OneProcess,
                 "shared-cores" => Place::SharedCores(1),
-                "one-core-each" => Place::SharedCores(CORES),
-                "own-cores" => Place::OwnMachines,
                 other => panic!("{other}"),
             },
         };
