@@ -10,17 +10,30 @@ use std::sync::Arc;
 /// How far forecasts may be off: half of them, and each.
 const MEDIAN_MAX: f64 = 0.05;
 const ERROR_MAX: f64 = 0.15;
+/// Cores of the machine.
+const CORES: usize = 16;
 /// Pages of a lane: enough for all prompts.
 const PAGES: u32 = 1 << 16;
 
 #[test]
 fn forecasts_of_cores_are_near_what_was_measured() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/profiles");
+    check("data/profiles/xeon-amx-16-smollm2-135m.json", "data/profiles/core-runs.csv");
+}
+
+/// Of an earlier build, which did not let processes share all cores.
+#[test]
+fn forecasts_of_processes_on_cores_of_their_own_are_near_what_was_measured() {
+    check("tests/data/cores-apart.json", "tests/data/cores-apart.csv");
+}
+
+/// Holds forecasts from a profile to runs that were measured right after it.
+fn check(profile: &str, runs: &str) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = ModelConfig::shape("smollm2-135m").expect("a known shape");
     let shape = Shape::of("smollm2-135m", &config);
-    let profile = Profile::read(&folder.join("xeon-amx-16-smollm2-135m.json")).expect("valid");
+    let profile = Profile::read(&folder.join(profile)).expect("valid");
     let kernels = Arc::new(KernelTimes::Measured(Box::new(profile)));
-    let runs = std::fs::read_to_string(folder.join("core-runs.csv")).expect("it is there");
+    let runs = std::fs::read_to_string(folder.join(runs)).expect("it is there");
     let error = |run: &str| {
         let fields: Vec<&str> = run.split(',').collect();
         let number = |index: usize| fields[index].parse::<usize>().expect("a number");
@@ -51,6 +64,8 @@ fn forecasts_of_cores_are_near_what_was_measured() {
             place: match fields[5] {
                 "one-process" => Place::OneProcess,
                 "shared-cores" => Place::SharedCores(1),
+                "one-core-each" => Place::SharedCores(CORES),
+                "own-cores" => Place::OwnMachines,
                 other => panic!("{other}"),
             },
         };
