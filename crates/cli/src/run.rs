@@ -68,7 +68,7 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         let stats = RunStats::of_nothing(resolved.idle(&opened));
         report(args, &summary, &stats, &output);
         reports.write(&Statistics { run: &stats, forecast: None }, &[])?;
-        return Ok(exit_code(&summary, &output, false));
+        return Ok(exit_code(&summary, args, false));
     }
     let elsewhere =
         planned.as_ref().and_then(|planned| planned.elsewhere(&opened, &specification.topology));
@@ -97,6 +97,16 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let engine = &mut running.engine;
     // Opened last because this may empty the output: a bad option must not lose anything.
     let mut job = prepared.start(served)?;
+    let longest = opened.model.config().context_max;
+    if let Some(plan) = planned.as_ref().map(|planned| &planned.plan)
+        && plan.max_context < longest
+    {
+        say(format_args!(
+            "contexts hold {} tokens by the plan, and the model's could hold {}: longer answers are cut off",
+            units::count(plan.max_context as u64),
+            units::count(longest as u64)
+        ));
+    }
     if let Some(outlook) = &outlook {
         outlook::announce(outlook);
     }
@@ -122,7 +132,7 @@ fn prepare_and_run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         outlook::compare(outlook, &stats);
     }
     reports.write(&Statistics { run: &stats, forecast: outlook.as_ref() }, &nodes)?;
-    Ok(exit_code(&summary, &output, interrupted.load(Ordering::Relaxed)))
+    Ok(exit_code(&summary, args, interrupted.load(Ordering::Relaxed)))
 }
 
 /// Whether every line of the input has its result already, or there is no line.
@@ -146,7 +156,7 @@ fn finish_without_engine(mut job: Job, args: &RunArgs) -> anyhow::Result<JobSumm
     }
 }
 
-fn exit_code(summary: &JobSummary, output: &Output, interrupted: bool) -> ExitCode {
+fn exit_code(summary: &JobSummary, args: &RunArgs, interrupted: bool) -> ExitCode {
     match summary {
         // Nobody knows what another program did to the results.
         JobSummary { foreign_bytes: 1.., .. } => ExitCode::FAILURE,
@@ -154,7 +164,10 @@ fn exit_code(summary: &JobSummary, output: &Output, interrupted: bool) -> ExitCo
         JobSummary { complete: true, .. } => ExitCode::from(EXIT_LINES_FAILED),
         _ => {
             if interrupted {
-                say(match output {
+                say(match output(args) {
+                    Output::File(_) if args.overwrite => {
+                        "interrupted; the same command without --overwrite continues where it stopped"
+                    }
                     Output::File(_) => "interrupted; the same command continues where it stopped",
                     Output::Stdout => "interrupted; with an output file it could be continued",
                 });

@@ -3,7 +3,7 @@
 use crate::args::SimulateArgs;
 use crate::folder::{file_uses, require_folder};
 use crate::progress::say;
-use crate::{models, workloads};
+use crate::{models, units, workloads};
 use anyhow::{Context, bail};
 use glinthawk_jobs::refuse_collisions;
 use glinthawk_launch::{GPU_NODE_BATCH, LaunchError};
@@ -109,6 +109,9 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
             out.write_all(job.render().as_bytes())?;
         }
     }
+    if workload.is_none() {
+        say_what_does_not_fit(args, &shape, context_memory);
+    }
     write_trace(args, &trace)
 }
 
@@ -180,8 +183,7 @@ fn pages(
     context_max: u32,
     (context_memory, slots): (Option<f64>, u32),
 ) -> anyhow::Result<u32> {
-    let page_bytes = shape.page_bytes(shape.layers.div_ceil(args.tier1 as usize));
-    let held = context_memory.map(|bytes| (bytes / f64::from(args.lanes) / page_bytes) as u64);
+    let held = context_memory.map(|bytes| pages_in(args, shape, bytes));
     lane_pages(held.unwrap_or(u64::MAX), context_max, slots.into(), PAGE_POSITIONS).with_context(|| {
         format!(
             "an attention worker has memory for {} positions, less than one context of {context_max} tokens: \
@@ -189,6 +191,28 @@ fn pages(
             held.unwrap_or_default() * u64::from(PAGE_POSITIONS)
         )
     })
+}
+
+/// Pages that a lane has if an attention worker has so much memory.
+fn pages_in(args: &SimulateArgs, shape: &Shape, bytes: f64) -> u64 {
+    let page_bytes = shape.page_bytes(shape.layers.div_ceil(args.tier1 as usize));
+    (bytes / f64::from(args.lanes) / page_bytes) as u64
+}
+
+/// Says so if the figure for full flights is one of more contexts than there is memory for.
+fn say_what_does_not_fit(args: &SimulateArgs, shape: &Shape, context_memory: Option<f64>) {
+    let Some(bytes) = context_memory else { return };
+    let held = pages_in(args, shape, bytes) / u64::from(args.context.div_ceil(PAGE_POSITIONS));
+    let wanted = u64::from(args.flights()) * u64::from(args.batch());
+    if wanted > held {
+        say(format_args!(
+            "this is with {} contexts of {} tokens on each attention worker, whose memory holds {}: give fewer rows \
+             (--batch, --flights), or a job (--prompts, --workload), which keeps to the memory",
+            units::count(wanted),
+            units::count(args.context.into()),
+            units::count(held)
+        ));
+    }
 }
 
 /// A profile's kernels, or a device's and its memory.

@@ -15,7 +15,7 @@ pub fn with_command(error: anyhow::Error, args: &RunArgs) -> anyhow::Error {
     };
     let typed: Vec<OsString> = std::env::args_os().collect();
     match job_error {
-        Some(error @ JobError::Unmatched(_)) => {
+        Some(error @ JobError::Unmatched(unmatched)) if !unmatched.would_be_doubled() => {
             anyhow!("{error}. For example: {}", with_option(&typed, "--keep"))
         }
         Some(error @ JobError::NotOurs { .. }) => {
@@ -29,8 +29,18 @@ pub fn with_command(error: anyhow::Error, args: &RunArgs) -> anyhow::Error {
             let run = from_pipe(&typed, args, output);
             anyhow!("{input} is {what}. {purpose} and pipe it in: {command} | {run}")
         }
+        _ if args.overwrite && says_how_to_go_on(&error, job_error) => {
+            anyhow!("{error} (without --overwrite, which would remove what is finished)")
+        }
         _ => error,
     }
+}
+
+/// Whether the error says that the same command continues.
+fn says_how_to_go_on(error: &anyhow::Error, job_error: Option<&JobError>) -> bool {
+    use ClusterError::{Failed, Lost};
+    matches!(error.downcast_ref(), Some(Lost { .. } | Failed { .. }))
+        || matches!(job_error, Some(JobError::OutputMoved { .. } | JobError::OutputDeleted { .. }))
 }
 
 /// The command with one more option.

@@ -115,6 +115,21 @@ fn a_lie_costs_a_tier2_node_its_place() {
     }
 }
 
+#[test]
+fn a_node_that_does_not_come_to_its_neighbour_loses_its_place() {
+    let story = Story::new();
+    let dispatcher = story.listen(&["--tier1", "1", "--workers", "3"]);
+    let honest = ["1", "2"].map(|tier| dispatcher.worker(&["--tier", tier]));
+    let liar = Liar::join(&dispatcher.address);
+    assert_eq!(liar.offer(2).lane, Some(1));
+    liar.say(&Control::Ready);
+    // One that waits takes its place, or nothing would be computed: the cluster was never complete.
+    let spare = dispatcher.worker(&["--tier", "2"]);
+    liar.expect_dismissed(liar.peer);
+    let said = story.expect_done(dispatcher, honest.into_iter().chain([spare]).collect());
+    assert!(said.contains("it has not come to tier1-0 for 15s"), "{said}");
+}
+
 /// What a Tier-1 node sends instead of a step's tokens.
 type Tokens = fn(asked: &Message) -> Message;
 

@@ -158,6 +158,13 @@ fn what_cannot_be_simulated_is_named() {
     simulate(&["--device", "t4", "--prompts", "many"]).expect_error(&["--prompts many"]);
     simulate(&["--device", "t4", "--tier1", "50"]).expect_error(&["--tier1 50", "layers"]);
     simulate(&["--profile", "nowhere.json"]).expect_error(&["nowhere.json"]);
+    let mut crowded = glinthawk(["simulate", "--model", "dummy:llama2-7b", "--device", "t4"]);
+    let said = Finished::of(&mut crowded).expect(0).stderr;
+    let too_many =
+        "with 256 contexts of 1,024 tokens on each attention worker, whose memory holds 4:";
+    assert!(said.contains(too_many), "{said}");
+    let roomy = Finished::of(crowded.args(["--batch", "4"])).expect(0).stderr;
+    assert_eq!(roomy, "", "four contexts fit");
     let mut large = glinthawk(["simulate", "--model", "dummy:llama2-70b", "--device", "t4"]);
     Finished::of(&mut large).expect_error(&["does not fit", "t4 of 14.75 GiB", "10 such nodes"]);
     let other = Finished::of(&mut glinthawk([
@@ -249,6 +256,8 @@ fn a_plan_runs_to_the_same_bytes() {
     let stats = case.path("stats.json");
     let stats = stats.to_str().expect("text");
     let planned = run_plan(&case, &path, &["--stats", stats]).expect(0);
+    let shorter = "contexts hold 128 tokens by the plan, and the model's could hold 1,024";
+    assert!(planned.stderr.contains(shorter), "{}", planned.stderr);
     let by_plan = case.results();
     let figures = json(stats);
     assert_eq!((&figures["tier1_nodes"], &figures["tier2_nodes"]), (&1.into(), &2.into()));

@@ -102,6 +102,18 @@ fn an_interrupted_job_says_how_to_go_on_and_does() {
     let resumed = case.run(&SLOW).expect(3);
     assert!(resumed.stderr.contains("by an earlier run"), "{}", resumed.stderr);
     assert!(case.results() == expected);
+    // The same command would begin anew.
+    let mut child = start(case.command(&SLOW).arg("--overwrite"));
+    // The results of before are gone once there are fewer.
+    while lines_in(&case.output()) == 300 {
+        assert!(child.try_wait().expect("it is ours").is_none(), "it has 300 lines to do");
+        sleep(Duration::from_millis(1));
+    }
+    signal(&child, Signal::INT);
+    let stopped = Finished::wait(child).expect(1);
+    assert!(stopped.stderr.contains("without --overwrite continues"), "{}", stopped.stderr);
+    case.run(&SLOW).expect(3);
+    assert!(case.results() == expected);
 }
 
 /// Lines of an output that may hold nothing but whole ones.

@@ -223,7 +223,10 @@ impl Engine {
     }
 
     fn left(&self) -> String {
-        format!("the other {} of {} lanes", self.dispatcher.lanes_left(), self.dispatcher.lanes())
+        match self.dispatcher.lanes_left() {
+            0 => "the next worker that takes its place".to_owned(),
+            left => format!("the other {left} of {} lanes", self.dispatcher.lanes()),
+        }
     }
 
     fn lose_lanes(&mut self, lanes: &[u32]) {
@@ -247,7 +250,7 @@ impl Engine {
         }
         let (seconds, opened) = (after.as_secs_f64(), back.opened.len());
         tracing::warn!(
-            "{name} has a node again after {seconds:.1} s: {opened} lanes opened, {} steps launched again",
+            "{name} has a node again after {seconds:.1} s (lanes opened: {opened}, steps launched again: {})",
             steps.len()
         );
     }

@@ -15,7 +15,7 @@ use glinthawk_flight::{Buffer, Pool};
 use glinthawk_protocol::Place;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ pub struct Mustered {
 impl Muster {
     /// Listens for workers that have the token; returns the address bound.
     pub fn listen(
-        address: impl ToSocketAddrs,
+        address: &str,
         token: Token,
         encryption: Encryption,
     ) -> Result<(Self, SocketAddr), ClusterError> {
@@ -62,8 +62,8 @@ impl Muster {
         let config = Config { encryption, ..Config::new("dispatcher", token, pool) };
         let controller = Controller::start(config)
             .map_err(ClusterError::io("cannot start the network thread"))?;
-        let bound =
-            controller.listen(address).map_err(ClusterError::io("cannot listen for workers"))?;
+        let refused = format!("cannot listen for workers at {address}");
+        let bound = controller.listen(address).map_err(ClusterError::io(refused))?;
         let complaints = Complaints::new();
         Ok((Self { controller, members: BTreeMap::new(), complaints }, bound))
     }
@@ -339,7 +339,7 @@ impl Muster {
             let dialled = Place { slice, lane: None, ..place };
             if let Some(&peer) = cast.get(&dialled) {
                 let pass = new_pass()?;
-                links.insert(pass, Linked { ends: [place, dialled], is_met: false });
+                links.insert(pass, Linked::new([place, dialled]));
                 dials.insert(place, (self.address(peer), pass));
                 callers.entry(dialled).or_insert_with(Vec::new).push((place.lane, pass));
             }

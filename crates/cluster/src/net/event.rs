@@ -73,10 +73,10 @@ pub enum LostReason {
     #[error("sent garbage: {0}")]
     Garbled(#[from] WireError),
     /// It was not heard.
-    #[error("not heard for {0:?}")]
+    #[error("not heard for {0:.1?}")]
     Silent(Duration),
     /// It did not read, or next to nothing.
-    #[error("took hardly a byte for {0:?}")]
+    #[error("took hardly a byte for {0:.1?}")]
     Stalled(Duration),
     /// This node's own network thread ended.
     #[error("the network thread ended")]

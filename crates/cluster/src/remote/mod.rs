@@ -135,8 +135,17 @@ impl RemoteFabric {
             }
             self.give_places()?;
             for event in &self.happened[told..] {
-                if let FabricEvent::NodeLost { error, .. } = event {
-                    tracing::warn!("while the cluster loads: {error}");
+                if let FabricEvent::NodeLost {
+                    error:
+                        ClusterError::Lost { name, reason } | ClusterError::Failed { name, reason },
+                    ..
+                } = event
+                {
+                    let within = self.replace_within;
+                    tracing::warn!(
+                        "while the cluster loads, {name} is gone: {reason}; another worker can take its place \
+                         within {within:.0?}"
+                    );
                 }
             }
             told = self.happened.len();

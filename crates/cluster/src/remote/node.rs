@@ -60,9 +60,19 @@ pub(crate) struct Accusation {
 
 /// Two neighbours that were told of each other.
 pub(crate) struct Linked {
+    /// The one that dials, and the other.
     pub ends: [Place; 2],
     /// Whether the one that was dialled knows the other.
     pub is_met: bool,
+    /// Since when both are ready.
+    pub both_ready: Option<Instant>,
+}
+
+impl Linked {
+    /// Neighbours that have not met: the one that dials, and the other.
+    pub(crate) fn new(ends: [Place; 2]) -> Self {
+        Self { ends, is_met: false, both_ready: None }
+    }
 }
 
 /// A worker whose role waits for a neighbour.

@@ -6,7 +6,7 @@ use crate::casting::new_pass;
 use crate::control::{Control, Offer};
 use crate::error::ClusterError;
 use crate::fabric::FabricEvent;
-use crate::net::Peer;
+use crate::net::{Peer, Timing};
 use glinthawk_flight::Message;
 use glinthawk_protocol::Place;
 use std::net::SocketAddr;
@@ -140,6 +140,29 @@ impl RemoteFabric {
         }
     }
 
+    /// Gives up nodes that are ready and do not come to the neighbour that waits for them. If only their connection broke before
+    /// they were known there, nobody else would say so.
+    fn give_up_strangers(&mut self) {
+        // As long as a node may be silent. Usually they meet at once.
+        let patience = Timing::default().silence;
+        let nodes = &self.nodes;
+        let is_ready = |host: &Peer| nodes.get(host).is_some_and(|node| node.said_ready);
+        let mut late = Vec::new();
+        for linked in self.links.values_mut().filter(|linked| !linked.is_met) {
+            let hosts = linked.ends.map(|place| self.hosts.get(&place));
+            let [Some(dialler), Some(dialled)] = hosts else { continue };
+            if !is_ready(dialler) || !is_ready(dialled) {
+                continue;
+            }
+            if linked.both_ready.get_or_insert_with(Instant::now).elapsed() >= patience {
+                late.push((*dialler, nodes[dialled].name.clone()));
+            }
+        }
+        for (dialler, name) in late {
+            self.give_up(dialler, format!("it has not come to {name} for {patience:.0?}"));
+        }
+    }
+
     /// A worker without a role may offer itself, once. One that says anything else is no worker.
     pub(super) fn overhear(&mut self, peer: Peer, message: &Message) {
         let Some(waiting) = self.waiting.get_mut(&peer) else { return };
@@ -182,6 +205,7 @@ impl RemoteFabric {
             self.dismiss(peer, "it offered nothing");
         }
         self.judge();
+        self.give_up_strangers();
         while let Some((place, peer)) = self.match_made() {
             self.give(place, peer)?;
         }
@@ -217,9 +241,11 @@ impl RemoteFabric {
         for other in self.roster.neighbours(place) {
             let Some(&host) = self.hosts.get(&other) else { continue };
             let pass = new_pass()?;
-            self.links.insert(pass, Linked { ends: [place, other], is_met: false });
             // Tier-2 nodes dial their Tier-1 node, and that dials the next slice.
-            if place.lane.is_some() || other.lane.is_none() && other.slice > place.slice {
+            let dials = place.lane.is_some() || other.lane.is_none() && other.slice > place.slice;
+            let ends = if dials { [place, other] } else { [other, place] };
+            self.links.insert(pass, Linked::new(ends));
+            if dials {
                 self.tell(host, &Control::Await(place.lane, pass));
                 dial = Some((self.nodes[&host].address.clone(), pass));
             } else {
