@@ -133,7 +133,7 @@ pub struct ClusterArgs {
     /// Wait at this address for workers from elsewhere instead of starting local ones
     #[arg(long, value_name = "ADDR", value_parser = units::parse_address)]
     pub listen: Option<String>,
-    /// Number of workers to wait for; --tier1 and --tier2 say what they become
+    /// Number of workers to wait for; --tier1 and --tier2 say what they become. Without it, as many as those need, or one
     #[arg(long, value_name = "N", requires = "listen", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub workers: Option<u32>,
     /// Number of further workers to wait for: each takes the place of a worker that is lost

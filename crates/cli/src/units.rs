@@ -66,18 +66,28 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| format!("{text} is too long"))
 }
 
-/// Parses a rate such as `1gbit`, `200mbit` or `50MB` (per second) into bytes per second.
+/// Parses a rate such as `1gbit`, `1Gbps` or `50MB` (per second) into bytes per second. A small b is bits, as everywhere; one
+/// by itself is refused, because not everybody means that.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
+    const UNITS: &str = "kbit, mbit, gbit, KB, MB or GB";
     let (number, unit) = split(text)?;
-    let unit = unit.to_ascii_lowercase();
-    let factor: u64 = match unit.trim_end_matches("/s").trim_end_matches("ps") {
-        "kbit" => 125,
-        "mbit" => 125_000,
-        "gbit" => 125_000_000,
-        "kb" => 1_000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        _ => return Err(unknown(text, &unit, "kbit, mbit, gbit, KB, MB or GB")),
+    let bare = unit.strip_suffix("/s").or_else(|| unit.strip_suffix("ps")).unwrap_or(unit);
+    let (kilo, of) = bare.split_at_checked(1).ok_or_else(|| unknown(text, unit, UNITS))?;
+    let bytes: u64 = match kilo {
+        "k" | "K" => 1_000,
+        "m" | "M" => 1_000_000,
+        "g" | "G" => 1_000_000_000,
+        _ => return Err(unknown(text, unit, UNITS)),
+    };
+    let factor = match of {
+        "B" => bytes,
+        "b" if unit.ends_with("ps") => bytes / 8,
+        "b" => {
+            let (bits, bytes) = (kilo.to_lowercase(), kilo.to_uppercase());
+            return Err(format!("{text} could be bits or bytes: use {bits}bit or {bytes}B"));
+        }
+        _ if of.eq_ignore_ascii_case("bit") => bytes / 8,
+        _ => return Err(unknown(text, unit, UNITS)),
     };
     scaled(number, factor).ok_or_else(|| format!("{text} is not a rate a link could have"))
 }
@@ -196,6 +206,14 @@ mod tests {
         assert_eq!(parse_rate("1gbit"), Ok(125_000_000));
         assert_eq!(parse_rate("200Mbit/s"), Ok(25_000_000));
         assert_eq!(parse_rate("50MB"), Ok(50_000_000));
+        assert_eq!(parse_rate("50 MB/s"), Ok(50_000_000));
+        assert_eq!(parse_rate("1GBps"), Ok(1_000_000_000));
+        for text in ["1Gbps", "1gbps", "1Gbit", "1000mbit"] {
+            assert_eq!(parse_rate(text), Ok(125_000_000), "{text}");
+        }
+        for (text, said) in [("1gb", "use gbit or GB"), ("10Mb/s", "use mbit or MB")] {
+            assert!(parse_rate(text).is_err_and(|error| error.contains(said)), "{text}");
+        }
         for text in ["20", "ms", "5 years"] {
             assert!(parse_duration(text).is_err() && parse_rate(text).is_err(), "{text}");
         }

@@ -3,7 +3,7 @@
 use crate::args::WorkerArgs;
 use crate::progress::{say, with_bars};
 use crate::units;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use glinthawk_cluster::net::Token;
 use glinthawk_cluster::{
     ClusterError, NodeReport, Role, Traffic, WorkerNews, WorkerOptions, keep_to_cores, work,
@@ -26,6 +26,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub fn worker(args: &WorkerArgs) -> anyhow::Result<ExitCode> {
     let token = cluster_secret(args.security.secret_file.as_deref())?;
     let all = allowed_cores();
+    if let Some(core) = args.cores.iter().find(|core| !all.contains(core)) {
+        bail!("there is no core {core} here that this process may use (--cores)");
+    }
     if !args.cores.is_empty() {
         keep_to_cores(&args.cores)?;
     }

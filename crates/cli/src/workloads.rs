@@ -37,8 +37,10 @@ pub fn read_file(path: &Path, model: &str) -> anyhow::Result<Workload> {
     }
     if lengths.is_empty() {
         match survey.lines {
-            1 => bail!("{}: its only line cannot be run", path.display()),
-            lines => bail!("{}: none of its {lines} lines can be run", path.display()),
+            1 => bail!("{}: its only line cannot be run; `run` says why", path.display()),
+            lines => {
+                bail!("{}: none of its {lines} lines can be run; `run` says why", path.display())
+            }
         }
     }
     if refused > 0 {

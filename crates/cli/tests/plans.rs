@@ -13,7 +13,7 @@ use std::time::Instant;
 use tempfile::TempDir;
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes: cargo test --release -p glinthawk --test plans -- --ignored"]
 fn a_plans_job_time_is_the_forecast_of_its_file() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plan/data");
     let list = fs::read_to_string(data.join("plans.csv")).expect("it is there");

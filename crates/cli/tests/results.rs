@@ -58,7 +58,11 @@ fn another_model_does_not_cost_the_answers() {
     case.run(&[]).expect(0);
     let before = read(&case.output());
     let other = Case { model: "dummy:smollm2-135m".to_owned(), ..case };
-    other.run(&[]).expect_error(&["answered by dummy:tiny; this run uses dummy:smollm2-135m"]);
+    let refused = other.run(&[]).expect_error(&[
+        "answered by dummy:tiny; this run uses dummy:smollm2-135m",
+        "(--keep: it will have two of one custom_id)",
+    ]);
+    assert!(!refused.stderr.contains("For example"), "{}", refused.stderr);
     assert_eq!(read(&other.output()), before);
 }
 

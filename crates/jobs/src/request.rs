@@ -282,7 +282,7 @@ fn prompt_tokens(
     if several.is_some_and(|items| items.starts_with(['"', '['])) {
         return Err(Refusal::field(
             "prompt",
-            "several prompts in `prompt`: give each its own line",
+            "a list of prompts in `prompt`: give each its own line",
         ));
     }
     let tokens: Vec<u32> =

@@ -65,6 +65,11 @@ impl UnmatchedResults {
          --context-type, the instruction set (--isa, --device, another machine), or the version of Glinthawk"
     }
 
+    /// Whether the output would have two results of one custom_id if these were kept.
+    pub fn would_be_doubled(&self) -> bool {
+        self.changed > 0
+    }
+
     /// How many there are.
     pub(crate) fn count(&self) -> u64 {
         self.changed + self.strange
@@ -106,9 +111,10 @@ impl fmt::Display for UnmatchedResults {
         }
         write!(
             formatter,
-            ". Choose another output (-o), keep {} in the file (--keep), or remove all results and start \
+            ". Choose another output (-o), keep {} in the file (--keep{}), or remove all results and start \
              anew (--overwrite)",
-            if one { "this result" } else { "these results" }
+            if one { "this result" } else { "these results" },
+            if *changed > 0 { ": it will have two of one custom_id" } else { "" }
         )
     }
 }

@@ -66,7 +66,7 @@ impl CostUnit {
     pub fn words(self, cost: f64) -> String {
         match self {
             Self::UsdPerHour => format!("${cost:.2}/h"),
-            Self::Usd => format!("${cost:.0}"),
+            Self::Usd => format!("${cost:.0} to buy"),
             Self::Nodes => format!("{cost:.0} nodes"),
         }
     }
