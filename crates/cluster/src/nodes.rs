@@ -88,7 +88,10 @@ fn tier2<B: Backend>(
     let name = layout.node_name(layout.pipeline_of(lane), slice, Some(lane));
     let width = config.query_width();
     let page_positions = layout.page_positions;
-    let kernels = Tier2Kernels::new(name, backend, context, (width, page_positions), trace);
+    let layers = layout.layers(config.layers, slice);
+    let last_layer = (layers.end == config.layers).then(|| layers.len() as u32 - 1);
+    let pages_shape = (width, page_positions);
+    let kernels = Tier2Kernels::new(name, backend, context, pages_shape, last_layer, trace);
     let slots = layout.lane_shape(lane).slots();
     Ok((Tier2Node::new(slots, pages, page_positions), kernels))
 }

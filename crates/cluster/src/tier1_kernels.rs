@@ -8,6 +8,7 @@ use crate::report::NodeReport;
 use glinthawk_compute::{Backend, ComputeError, ShardIn, ShardOut, WeightKernels};
 use glinthawk_model::ModelConfig;
 use glinthawk_protocol::{Compute, Launch, Sample, Stage, Task, Tier1Work};
+use std::iter;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -131,14 +132,24 @@ impl<B: Backend> Tier1Kernels<B> {
         }
         let inbound = work.tasks.iter_mut().map(|task| task.payload.take(&self.backend));
         let inbound = inbound.collect::<Result<Vec<B::Buffer>, _>>()?;
-        let back: Vec<ShardIn<'_, B::Buffer>> = slabs
-            .iter()
-            .zip(&inbound)
-            .map(|(slab, attended)| ShardIn { slab: slab.clone(), attended })
-            .collect();
+        let ends = work.stage == Stage::Exit && self.place.last;
+        let mut back: Vec<ShardIn<'_, B::Buffer>> = Vec::new();
+        for ((task, slab), attended) in work.tasks.iter().zip(&slabs).zip(&inbound) {
+            let pieces = match ends {
+                true => rows_asked_for(&task.launch),
+                false => iter::once(0..slab.len()).collect(),
+            };
+            back.extend(pieces.into_iter().map(|Range { start: first, end }| ShardIn {
+                slab: slab.start + first..slab.start + end,
+                attended,
+                first,
+            }));
+        }
         match work.stage {
             Stage::Exit => {
-                self.weights.post_attention(self.layers as usize - 1, &back)?;
+                if !back.is_empty() {
+                    self.weights.post_attention(self.layers as usize - 1, &back)?;
+                }
                 match self.place.last {
                     true => self.classify(work, &slabs)?,
                     false => self.read_residuals(work, &slabs)?,
@@ -223,6 +234,20 @@ impl<B: Backend> Tier1Kernels<B> {
     }
 }
 
+/// The rows of a step that end in a token, in pieces. After the last attention, the others are not needed any more. A
+/// few between two of them may come along: a piece costs as much as some rows.
+fn rows_asked_for(launch: &Launch) -> Vec<Range<usize>> {
+    const ROWS_BETWEEN_MAX: usize = 16;
+    let mut pieces: Vec<Range<usize>> = Vec::new();
+    for row in launch.samples.iter().map(|sample| sample.row as usize) {
+        match pieces.last_mut() {
+            Some(piece) if row <= piece.end + ROWS_BETWEEN_MAX => piece.end = row + 1,
+            _ => pieces.push(row..row + 1),
+        }
+    }
+    pieces
+}
+
 type Work<B> = Tier1Work<Payload<<B as Backend>::Buffer>>;
 
 impl<B: Backend> Compute<Work<B>> for Tier1Kernels<B> {
@@ -246,5 +271,27 @@ impl<B: Backend> Compute<Work<B>> for Tier1Kernels<B> {
         self.meter.settle().map_err(|error| self.failed(work, error))?;
         work.tasks.iter_mut().for_each(|task| task.payload.since = Instant::now());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use glinthawk_protocol::{Row, ShardId, StepId};
+
+    #[test]
+    fn rows_that_end_in_a_token_are_in_pieces() {
+        let pieces = |rows: &[u32]| {
+            let row = Row { slot: 0, position: 0, page: 0, token: 0 };
+            rows_asked_for(&Launch {
+                step: StepId { shard: ShardId { flight: 0, lane: 0 }, epoch: 0 },
+                rows: vec![row; 100],
+                shared: Vec::new(),
+                samples: rows.iter().map(|&row| Sample { row, ..Sample::default() }).collect(),
+            })
+        };
+        assert!(pieces(&[]).is_empty());
+        assert_eq!(pieces(&[0, 1, 2, 99]), [0..3, 99..100]);
+        assert_eq!(pieces(&[3, 20, 38]), [3..21, 38..39], "16 rows between two come along");
     }
 }

@@ -5,7 +5,7 @@ use crate::meter::{Batch, Meter};
 use crate::payload::{Activations, Payload};
 use crate::report::NodeReport;
 use glinthawk_compute::{AttendRow, Backend, ComputeError, ContextKernels};
-use glinthawk_protocol::{Compute, Tier2Work};
+use glinthawk_protocol::{Compute, Row, Tier2Work};
 use std::time::Instant;
 
 /// A lane's pages and attention.
@@ -14,21 +14,24 @@ pub(crate) struct Tier2Kernels<B: Backend> {
     context: B::Context,
     query_width: usize,
     page_positions: u32,
+    /// The model's last layer, if it is in the slice.
+    last_layer: Option<u32>,
     meter: Meter<B>,
 }
 
 impl<B: Backend> Tier2Kernels<B> {
     /// Kernels over `context`, whose pages have so many positions and whose attention output is `query_width` values
-    /// wide.
+    /// wide. `last_layer` is the model's last, if it is in the slice.
     pub fn new(
         name: String,
         backend: B,
         context: B::Context,
         (query_width, page_positions): (usize, u32),
+        last_layer: Option<u32>,
         trace: bool,
     ) -> Self {
         let meter = Meter::new(backend.clone(), name, 2, trace);
-        Self { backend, context, query_width, page_positions, meter }
+        Self { backend, context, query_width, page_positions, last_layer, meter }
     }
 
     /// Counters so far.
@@ -58,9 +61,7 @@ impl<B: Backend> Tier2Kernels<B> {
             let first = (row.position / self.page_positions) as usize;
             self.context.bind(row.slot, first, &[row.page])?;
         }
-        let rows = attend.rows.iter();
-        let rows = rows.map(|row| AttendRow { slot: row.slot, position: row.position });
-        let rows: Vec<AttendRow> = rows.collect();
+        let rows = asked_rows(&attend.rows, self.last_layer == Some(attend.layer));
         let mut attended = self.backend.take(rows.len() * self.query_width * 2)?;
         self.context.attend(attend.layer as usize, &rows, &qkv, &mut attended)?;
         self.backend.give(qkv);
@@ -71,6 +72,22 @@ impl<B: Backend> Tier2Kernels<B> {
         };
         self.meter.submitted(begun, batch)
     }
+}
+
+/// Rows to attend. Only the last row of a prompt can end in a token, so nobody asks for more than that after the model's
+/// last attention.
+fn asked_rows(rows: &[Row], is_last_layer: bool) -> Vec<AttendRow> {
+    let goes_on = |index: usize| {
+        let next = rows.get(index + 1);
+        next.is_some_and(|next| {
+            (next.slot, next.position) == (rows[index].slot, rows[index].position + 1)
+        })
+    };
+    let row = |(index, row): (usize, &Row)| {
+        let Row { slot, position, .. } = *row;
+        AttendRow { slot, position, asked: !(is_last_layer && goes_on(index)) }
+    };
+    rows.iter().enumerate().map(row).collect()
 }
 
 impl<B: Backend> Compute<Tier2Work<Payload<B::Buffer>>> for Tier2Kernels<B> {
@@ -84,5 +101,19 @@ impl<B: Backend> Compute<Tier2Work<Payload<B::Buffer>>> for Tier2Kernels<B> {
         self.meter.settle().map_err(|error| self.failed(work, error))?;
         work.payload.since = Instant::now();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_the_last_layer_only_last_rows_of_prompts_are_asked_for() {
+        let places = [(3, 7), (3, 8), (3, 9), (1, 0), (2, 9), (2, 11), (4, 5), (5, 6)];
+        let rows = places.map(|(slot, position)| Row { slot, position, page: 0, token: 0 });
+        let asked = |last| asked_rows(&rows, last).iter().map(|row| row.asked).collect::<Vec<_>>();
+        assert_eq!(asked(false), [true; 8]);
+        assert_eq!(asked(true), [false, false, true, true, true, true, true, true]);
     }
 }

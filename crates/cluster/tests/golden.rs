@@ -102,8 +102,10 @@ impl Forward {
         let slab = 0..tokens.len();
         let mut qkv = Buffer::zeroed(tokens.len() * self.qkv_width * 2);
         let mut attended = Buffer::zeroed(tokens.len() * self.query_width * 2);
-        let rows: Vec<AttendRow> =
-            positions.iter().map(|&position| AttendRow { slot: 0, position }).collect();
+        let rows: Vec<AttendRow> = positions
+            .iter()
+            .map(|&position| AttendRow { slot: 0, position, asked: true })
+            .collect();
         self.weights.embed(slab.clone(), tokens)?;
         for layer in 0..self.layers {
             self.weights.pre_attention(
@@ -111,8 +113,10 @@ impl Forward {
                 &mut [ShardOut { slab: slab.clone(), positions, qkv: &mut qkv }],
             )?;
             self.context.attend(layer, &rows, &qkv, &mut attended)?;
-            self.weights
-                .post_attention(layer, &[ShardIn { slab: slab.clone(), attended: &attended }])?;
+            self.weights.post_attention(
+                layer,
+                &[ShardIn { slab: slab.clone(), attended: &attended, first: 0 }],
+            )?;
         }
         Ok(())
     }

@@ -179,7 +179,10 @@ impl WeightBench {
                 )
                 .expect(CPU);
             self.weights
-                .post_attention(layer, &[ShardIn { slab: 0..rows, attended: &self.attended }])
+                .post_attention(
+                    layer,
+                    &[ShardIn { slab: 0..rows, attended: &self.attended, first: 0 }],
+                )
                 .expect(CPU);
         }
         Self::timing(started, self.config.layer_parameters() * self.layers, rows)
@@ -269,7 +272,7 @@ impl ContextBench {
         }
         let position = positions as u32 - 1;
         let batch: Vec<AttendRow> =
-            (0..rows as u32).map(|slot| AttendRow { slot, position }).collect();
+            (0..rows as u32).map(|slot| AttendRow { slot, position, asked: true }).collect();
         let qkv = Buffer::zeroed(rows * self.config.qkv_width() * size_of::<bf16>());
         let mut attended = Buffer::zeroed(rows * self.config.query_width() * size_of::<bf16>());
         let position_bytes = CpuContext::bytes(&self.config, 1, self.context_type, 1);

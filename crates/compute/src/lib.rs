@@ -102,12 +102,14 @@ pub struct ShardOut<'a, B> {
     pub qkv: &'a mut B,
 }
 
-/// A shard's rows on their way back from attention.
+/// Rows of a shard on their way back from attention, in one piece.
 pub struct ShardIn<'a, B> {
-    /// The shard's rows in the residual slab.
+    /// The rows in the residual slab.
     pub slab: Range<usize>,
-    /// Attention output: (rows, query_width) bf16.
+    /// Attention output of the shard: (rows, query_width) bf16.
     pub attended: &'a B,
+    /// Where the first of these rows stands in it.
+    pub first: usize,
 }
 
 /// Tier 1's work for one slice of layers. The residual slab, (slab_rows, hidden) f32, lives on the
@@ -172,6 +174,8 @@ pub struct AttendRow {
     pub slot: u32,
     /// Its position, from 0.
     pub position: u32,
+    /// Whether someone asks for its attention. If not, its k and v are stored all the same.
+    pub asked: bool,
 }
 
 /// Tier 2's work: the pages of keys and values of a slice's layers, and attention over them.
@@ -185,9 +189,9 @@ pub trait ContextKernels: Send {
     /// Enters pages into a slot's table, from its page number `first` on. What followed is forgotten.
     fn bind(&mut self, slot: u32, first: usize, pages: &[u32]) -> Result<(), ComputeError>;
 
-    /// F2: first stores every row's k, v at its position, then attends every row to positions
+    /// F2: first stores every row's k, v at its position, then attends every row that is asked for to positions
     /// `0..=position` of its slot (or the sliding window's). `qkv` is (rows, query_width +
-    /// 2·kv_width) bf16, `attended` is (rows, query_width) bf16.
+    /// 2·kv_width) bf16, `attended` is (rows, query_width) bf16; rows that are not asked for are unspecified there.
     fn attend(
         &mut self,
         layer: usize,

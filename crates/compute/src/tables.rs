@@ -13,6 +13,7 @@ pub(crate) struct Tables {
 pub(crate) struct BoundRow<'a> {
     pub(crate) slot: u32,
     pub(crate) position: u32,
+    pub(crate) asked: bool,
     pub(crate) pages: &'a [u32],
 }
 
@@ -44,9 +45,9 @@ impl Tables {
 
     /// The rows with their pages.
     pub(crate) fn rows(&self, rows: &[AttendRow]) -> Vec<BoundRow<'_>> {
-        let bound = |&AttendRow { slot, position }: &AttendRow| {
+        let bound = |&AttendRow { slot, position, asked }: &AttendRow| {
             let pages = &self.slots[slot as usize][..=(position / self.page_positions) as usize];
-            BoundRow { slot, position, pages }
+            BoundRow { slot, position, asked, pages }
         };
         rows.iter().map(bound).collect()
     }

@@ -54,7 +54,7 @@ impl PrefillBench {
     }
 
     fn attend(&mut self, start: usize, end: usize) {
-        let row = |position| AttendRow { slot: 0, position };
+        let row = |position| AttendRow { slot: 0, position, asked: true };
         let rows: Vec<AttendRow> = (start as u32..end as u32).map(row).collect();
         self.context.attend(0, &rows, &self.qkv, &mut self.attended).expect(CPU);
     }

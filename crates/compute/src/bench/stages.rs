@@ -89,7 +89,7 @@ impl<B: Backend> StageBench<B> {
         self.layer_next = (layer + 1) % self.layers;
         let positions = &self.positions[..rows];
         let out = &mut [ShardOut { slab: 0..rows, positions, qkv: &mut self.qkv }];
-        let back = &[ShardIn { slab: 0..rows, attended: &self.attended }];
+        let back = &[ShardIn { slab: 0..rows, attended: &self.attended, first: 0 }];
         let weights = &mut self.weights;
         match stage {
             TimedStage::Pre => weights.pre_attention(layer, out),
@@ -219,7 +219,11 @@ impl<B: Backend> AttentionBench<B> {
                 let page = |page: usize| (place * needed + page * prompts + prompt) as u32;
                 let pages: Vec<u32> = (0..pages_each).map(page).collect();
                 self.context.bind(slot, 0, &pages)?;
-                batch.extend(seen.clone().map(|position| AttendRow { slot, position }));
+                batch.extend(seen.clone().map(|position| AttendRow {
+                    slot,
+                    position,
+                    asked: true,
+                }));
             }
             batches.push(batch);
         }

@@ -24,7 +24,7 @@ impl Prompt {
     }
 
     fn row(&self, position: u32) -> AttendRow {
-        AttendRow { slot: self.seed as u32, position }
+        AttendRow { slot: self.seed as u32, position, asked: true }
     }
 
     fn bind(&self, context: &mut CpuContext) {
@@ -34,6 +34,16 @@ impl Prompt {
 
 /// Attends rows (prompt, position) as one batch; returns each row's output.
 fn attend(context: &mut CpuContext, shape: &Shape, rows: &[(&Prompt, u32)]) -> Vec<Vec<bf16>> {
+    attend_asked(context, shape, rows, |_| true)
+}
+
+/// The same, where only some of the rows are asked for.
+fn attend_asked(
+    context: &mut CpuContext,
+    shape: &Shape,
+    rows: &[(&Prompt, u32)],
+    asked: impl Fn(usize) -> bool,
+) -> Vec<Vec<bf16>> {
     let config = shape.config();
     let mut qkv = Buffer::zeroed(rows.len() * config.qkv_width() * 2);
     for (&(prompt, position), values) in
@@ -46,8 +56,11 @@ fn attend(context: &mut CpuContext, shape: &Shape, rows: &[(&Prompt, u32)]) -> V
     }
     let mut attended = Buffer::zeroed(rows.len() * config.query_width() * 2);
     rows.iter().for_each(|(prompt, _)| prompt.bind(context));
-    let rows: Vec<AttendRow> =
-        rows.iter().map(|(prompt, position)| prompt.row(*position)).collect();
+    let row = |(index, (prompt, position)): (usize, &(&Prompt, u32))| AttendRow {
+        asked: asked(index),
+        ..prompt.row(*position)
+    };
+    let rows: Vec<AttendRow> = rows.iter().enumerate().map(row).collect();
     context.attend(1, &rows, &qkv, &mut attended).unwrap();
     attended.bf16().chunks_exact(config.query_width()).map(<[bf16]>::to_vec).collect()
 }
@@ -127,6 +140,40 @@ fn paths_agree_with_the_oracle() {
                 &wide(&expected),
                 0.012,
             );
+        }
+    }
+}
+
+#[test]
+fn rows_that_nobody_asks_for_are_stored() {
+    let base = Shape { heads: 6, kv_heads: 2, ..Shape::default() };
+    let shapes = [None, Some(37)].map(|window| Shape { window, ..base.clone() });
+    for shape in of_every_type(shapes.to_vec()) {
+        for (shape, isa) in on_every_path(&shape) {
+            let prompts: Vec<Prompt> =
+                (0..4).map(|seed| Prompt::new(&shape, seed, 160, 5)).collect();
+            // A chunk that is asked for from its midst on, a row alone, a chunk that is not, and one by its last row.
+            let ranges = [0..150, 0..1, 0..40, 0..33];
+            let rows: Vec<(&Prompt, u32)> = prompts
+                .iter()
+                .zip(ranges.clone())
+                .flat_map(|(prompt, range)| range.map(move |position| (prompt, position)))
+                .collect();
+            let asked = |index: usize| (100..150).contains(&index) || index + 1 == rows.len();
+            let next: Vec<(&Prompt, u32)> =
+                prompts.iter().zip(&ranges).map(|(prompt, range)| (prompt, range.end)).collect();
+            for threads in [1, 2] {
+                let mut context = shape.context(isa, threads, 5 * 160);
+                let all = attend(&mut context, &shape, &rows);
+                let all_next = attend(&mut context, &shape, &next);
+                let mut context = shape.context(isa, threads, 5 * 160);
+                let some = attend_asked(&mut context, &shape, &rows, asked);
+                for row in (0..rows.len()).filter(|&row| asked(row)) {
+                    assert!(some[row] == all[row], "{isa}, {shape:?}: row {row}");
+                }
+                let some_next = attend(&mut context, &shape, &next);
+                assert!(some_next == all_next, "{isa}, {shape:?}: the rows after them");
+            }
         }
     }
 }

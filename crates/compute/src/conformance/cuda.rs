@@ -87,11 +87,13 @@ fn oracle(shape: &Shape, prompt: &Prompt) -> Vec<f32> {
         let mut qkv = Buffer::zeroed(count * config.qkv_width() * 2);
         let out = ShardOut { slab: 0..count, positions: &positions, qkv: &mut qkv };
         weights.pre_attention(layer, &mut [out]).unwrap();
-        let rows: Vec<AttendRow> =
-            positions.iter().map(|&position| AttendRow { slot: 0, position }).collect();
+        let rows: Vec<AttendRow> = positions
+            .iter()
+            .map(|&position| AttendRow { slot: 0, position, asked: true })
+            .collect();
         let mut attended = Buffer::zeroed(count * config.query_width() * 2);
         context.attend(layer, &rows, &qkv, &mut attended).unwrap();
-        let back = ShardIn { slab: 0..count, attended: &attended };
+        let back = ShardIn { slab: 0..count, attended: &attended, first: 0 };
         weights.post_attention(layer, &[back]).unwrap();
     }
     let mut logits = vec![0.0; count * config.vocab];
@@ -287,7 +289,7 @@ impl Layered {
             let back: Vec<ShardIn<'_, CudaBuffer>> = attended
                 .iter()
                 .enumerate()
-                .map(|(shard, attended)| ShardIn { slab: slab(shard), attended })
+                .map(|(shard, attended)| ShardIn { slab: slab(shard), attended, first: 0 })
                 .collect();
             if layer == layers {
                 self.slices[index].0.post_attention(layer - 1, &back).unwrap();
@@ -341,7 +343,7 @@ impl Layered {
             }
             let to_attend: Vec<AttendRow> = rows
                 .iter()
-                .map(|row| AttendRow { slot: row.slot, position: row.position })
+                .map(|row| AttendRow { slot: row.slot, position: row.position, asked: true })
                 .collect();
             let bytes = rows.len() * shape.config().query_width() * 2;
             let mut attended = self.backend.take(bytes).unwrap();

@@ -5,6 +5,8 @@ use super::{assert_close, fast_paths};
 use crate::{CpuWeights, Isa, ShardIn, ShardOut, WeightKernels, sample};
 use glinthawk_flight::Buffer;
 use half::bf16;
+use std::iter;
+use std::ops::Range;
 
 /// Everything a batch of rows leaves behind.
 struct Outcome {
@@ -17,6 +19,21 @@ struct Outcome {
 /// Sends `shards` of rows (by index) through one layer. A row's token, position and attention
 /// output depend on its index alone.
 fn run(weights: &mut CpuWeights, shape: &Shape, shards: &[&[u64]]) -> Outcome {
+    run_pieces(weights, shape, shards, whole)
+}
+
+/// All rows of a shard, in one piece.
+fn whole(rows: usize) -> Vec<Range<usize>> {
+    iter::once(0..rows).collect()
+}
+
+/// The same, where of each shard only some pieces come back from attention.
+fn run_pieces(
+    weights: &mut CpuWeights,
+    shape: &Shape,
+    shards: &[&[u64]],
+    pieces: fn(usize) -> Vec<Range<usize>>,
+) -> Outcome {
     let config = shape.config();
     let rows: Vec<u64> = shards.concat();
     let starts: Vec<usize> = shards
@@ -58,9 +75,15 @@ fn run(weights: &mut CpuWeights, shape: &Shape, shards: &[&[u64]]) -> Outcome {
             buffer
         })
         .collect();
-    let into: Vec<ShardIn<'_, Buffer>> = (0..shards.len())
-        .map(|shard| ShardIn { slab: slab(shard), attended: &attended[shard] })
-        .collect();
+    let mut into: Vec<ShardIn<'_, Buffer>> = Vec::new();
+    for (shard, attended) in attended.iter().enumerate() {
+        let start = slab(shard).start;
+        let piece = |piece: Range<usize>| {
+            let slab = start + piece.start..start + piece.end;
+            ShardIn { slab, attended, first: piece.start }
+        };
+        into.extend(pieces(shards[shard].len()).into_iter().map(piece));
+    }
     weights.post_attention(1, &into).unwrap();
     let mut residual = Buffer::zeroed(rows.len() * config.hidden * 4);
     weights.get_residual(0..rows.len(), &mut residual).unwrap();
@@ -142,6 +165,28 @@ fn bits_of(outcome: &Outcome, shape: &Shape, place: usize) -> Vec<u32> {
     let logits =
         outcome.logits[place * config.vocab..][..config.vocab].iter().map(|value| value.to_bits());
     qkv.chain(residual).chain(logits).chain([outcome.tokens[place]]).collect()
+}
+
+#[test]
+fn rows_that_do_not_come_back_are_left_alone() {
+    let shape = Shape { feed_forward: 1700, ..Shape::default() };
+    let rows: Vec<u64> = (0..120).collect();
+    let shards = [&rows[..50], &[], &rows[50..]];
+    for isa in Isa::available() {
+        let mut weights = shape.weights(isa, 2, 200);
+        let [all, some, none] = [
+            whole,
+            |rows: usize| if rows > 0 { vec![0..3, rows - 20..rows - 18] } else { vec![] },
+            |_| vec![],
+        ]
+        .map(|pieces| run_pieces(&mut weights, &shape, &shards, pieces));
+        for place in 0..rows.len() {
+            let came = (0..3).contains(&place) || (30..32).contains(&place);
+            let came = came || (50..53).contains(&place) || (100..102).contains(&place);
+            let expected = bits_of(if came { &all } else { &none }, &shape, place);
+            assert!(bits_of(&some, &shape, place) == expected, "{isa}: row {place}");
+        }
+    }
 }
 
 #[test]

@@ -175,6 +175,11 @@ pub struct CudaWeights {
     attended: CudaSlice<bf16>,
 }
 
+/// Whether products can take a matrix there: their algorithms were chosen for places like this.
+fn is_aligned(address: u64) -> bool {
+    address.is_multiple_of(256)
+}
+
 impl CudaWeights {
     fn slab_at(&self, row: usize) -> u64 {
         address(&self.slab, &self.layers.device) + (row * self.row_bytes()) as u64
@@ -197,10 +202,10 @@ impl CudaWeights {
         Ok(batch)
     }
 
-    /// Where the residual of shards stands as one batch: one shard's is in the slab itself.
+    /// Where the residual of shards stands as one batch: one shard's is in the slab itself, if products can take it there.
     fn gather(&self, slabs: &[Range<usize>]) -> Result<u64, ComputeError> {
         match slabs {
-            [slab] => Ok(self.slab_at(slab.start)),
+            [slab] if is_aligned(self.slab_at(slab.start)) => Ok(self.slab_at(slab.start)),
             _ => self.copy_shards(slabs, false),
         }
     }
@@ -288,18 +293,27 @@ impl WeightKernels for CudaWeights {
         }
         let device = self.layers.device.clone();
         let residual = self.gather(&slabs)?;
-        if let [shard] = shards {
-            let attended = address(&shard.attended.memory, &device);
-            return self.layers.feed_forward(layer, count, attended, residual);
-        }
-        let attended = address(&self.attended, &device);
-        let mut at = attended;
-        for ShardIn { attended, .. } in shards.iter().filter(|shard| !shard.slab.is_empty()) {
-            device.copy(at, address(&attended.memory, &device), attended.len_bytes)?;
-            at += attended.len_bytes as u64;
-        }
+        let row_bytes = self.layers.config.query_width() * size_of::<bf16>();
+        let from = |shard: &ShardIn<'_, CudaBuffer>| {
+            address(&shard.attended.memory, &device) + (shard.first * row_bytes) as u64
+        };
+        let attended = match shards {
+            [shard] if is_aligned(from(shard)) => from(shard),
+            _ => {
+                let together = address(&self.attended, &device);
+                let mut at = together;
+                for shard in shards.iter().filter(|shard| !shard.slab.is_empty()) {
+                    let len_bytes = shard.slab.len() * row_bytes;
+                    device.copy(at, from(shard), len_bytes)?;
+                    at += len_bytes as u64;
+                }
+                together
+            }
+        };
         self.layers.feed_forward(layer, count, attended, residual)?;
-        self.copy_shards(&slabs, true)?;
+        if residual != self.slab_at(slabs[0].start) {
+            self.copy_shards(&slabs, true)?;
+        }
         Ok(())
     }
 

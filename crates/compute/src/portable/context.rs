@@ -163,6 +163,9 @@ impl PortableContext {
         let this = &*self;
         self.threads.for_each(rows.len() * heads, |task| {
             let (index, head) = (task / heads, task % heads);
+            if !rows[index].asked {
+                return;
+            }
             let query = &qkv[index * this.config.qkv_width() + head * head_dim..][..head_dim];
             let query: Vec<f32> = query.iter().map(|value| value.to_f32()).collect();
             // SAFETY: one part for each row and head.

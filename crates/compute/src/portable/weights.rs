@@ -224,8 +224,9 @@ impl PortableWeights {
         let rows = || shards.iter().flat_map(|shard| shard.slab.clone());
         let count: usize = shards.iter().map(|shard| shard.slab.len()).sum();
         self.inputs.clear();
+        let width = self.config.query_width();
         for shard in shards {
-            let values = &shard.attended.bf16()[..shard.slab.len() * self.config.query_width()];
+            let values = &shard.attended.bf16()[shard.first * width..][..shard.slab.len() * width];
             self.inputs.extend(values.iter().map(|value| value.to_f32()));
         }
         self.matrices.layers[layer].output.multiply(

@@ -42,6 +42,8 @@ pub(crate) struct X86Context {
     parts: Vec<RunningSoftmax>,
     /// Rows of the batch that follow each other in one slot.
     runs: Vec<Range<usize>>,
+    /// The parts of the runs that are asked for.
+    asked: Vec<Range<usize>>,
     shared: Box<SharedWork>,
     jobs: Vec<Job>,
     /// Rows on one page, of runs that no job stores.
@@ -117,6 +119,7 @@ impl X86Context {
             workspaces: workspaces?,
             parts: Vec::new(),
             runs: Vec::new(),
+            asked: Vec::new(),
             shared: Box::default(),
             jobs: Vec::new(),
             segments: Vec::new(),
@@ -172,13 +175,20 @@ impl X86Context {
         }
         let distinct = self.are_distinct(rows);
         let group = self.shape.group();
+        // Rows before the first that is asked for are only stored.
+        let asked = |run: &Range<usize>| {
+            let first = run.clone().find(|&row| rows[row].asked);
+            first.map(|first| first..run.end)
+        };
+        self.asked.clear();
+        self.asked.extend(self.runs.iter().filter_map(asked));
         let run_tiles = |run: &Range<usize>| (run.len() * group).div_ceil(TILE_ROWS);
-        let tiles = self.runs.iter().map(run_tiles).sum::<usize>() * self.shape.config.kv_heads;
+        let tiles = self.asked.iter().map(run_tiles).sum::<usize>() * self.shape.config.kv_heads;
         let job_pairs = job_tiles(tiles, self.threads.count()) * TILE_ROWS;
         for run in &self.runs {
             // Only a single row's own jobs use its keys and values. They are best written just
             // before, so that the page is in the cache.
-            let stores = distinct && run.len() == 1 && group <= TILE_ROWS;
+            let stores = distinct && run.len() == 1 && rows[run.start].asked && group <= TILE_ROWS;
             if !stores {
                 let same_page = |one: &usize, other: &usize| {
                     rows[*one].position as usize / PAGE == rows[*other].position as usize / PAGE
@@ -191,6 +201,7 @@ impl X86Context {
                     start += len;
                 }
             }
+            let Some(run) = asked(run) else { continue };
             let pairs = run.len() * group;
             for kv_head in 0..self.shape.config.kv_heads {
                 // A head's jobs follow each other: they read the same pages.
@@ -259,7 +270,7 @@ impl X86Context {
         self.shared.clear();
         if splits == 0 && distinct && shape.config.sliding_window.is_none() {
             // Without memory for it, every run attends alone.
-            let planned = self.shared.plan(shape, &self.runs, rows, self.threads.count());
+            let planned = self.shared.plan(shape, &self.asked, rows, self.threads.count());
             planned.unwrap_or_else(|_| self.shared.clear());
         }
         let layer_bytes = shape.page_bytes() * shape.pages;

@@ -335,8 +335,8 @@ impl X86Weights {
         let width = self.config.query_width();
         let into = self.inputs.reshape(self.rows.len(), width);
         let sources = shards.iter().flat_map(|shard| {
-            let values = &shard.attended.bf16()[..shard.slab.len() * width];
-            values.chunks_exact(width)
+            let values = &shard.attended.bf16()[shard.first * width..];
+            values[..shard.slab.len() * width].chunks_exact(width)
         });
         let sources: Vec<&[bf16]> = sources.collect();
         let (slab, stride, rows) = (&*self.slab, self.stride, &self.rows);
