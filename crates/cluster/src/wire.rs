@@ -35,10 +35,6 @@ pub(crate) fn read_launch(message: &Message) -> Result<Launch, ClusterError> {
     if samples.iter().any(|sample| sample.row as usize >= rows.len()) {
         return Err(ClusterError::Control("a sample of a launch is beyond its rows".to_owned()));
     }
-    if !samples.is_sorted_by(|one, next| one.row < next.row) {
-        let reason = "the samples of a launch are not in order of their rows";
-        return Err(ClusterError::Control(reason.to_owned()));
-    }
     let shared =
         shared.into_iter().map(|(slot, position, page)| Row { slot, position, page, token: 0 });
     Ok(Launch { step: message.step(), rows, shared: shared.collect(), samples })
@@ -111,21 +107,5 @@ mod tests {
         let token = Generated { token: 9, logprob: -0.5, alternatives: vec![(9, -0.5)] };
         let sent = Home { step, tokens: vec![token] };
         assert_eq!(read_home(&home(&sent)).expect("tokens"), sent);
-    }
-
-    #[test]
-    fn samples_are_of_the_rows_in_their_order() {
-        let step = StepId { shard: ShardId { flight: 0, lane: 0 }, epoch: 0 };
-        let row = Row { slot: 1, position: 2, page: 3, token: 0 };
-        let read = |rows: &[u32]| {
-            let samples = rows.iter().map(|&row| Sample { row, ..Sample::default() }).collect();
-            read_launch(&launch(&Launch { step, rows: vec![row; 3], shared: Vec::new(), samples }))
-                .map_err(|error| error.to_string())
-        };
-        assert!(read(&[]).is_ok() && read(&[0, 2]).is_ok());
-        assert!(read(&[0, 3]).is_err_and(|error| error.contains("beyond its rows")));
-        for wrong in [[1, 0], [1, 1]] {
-            assert!(read(&wrong).is_err_and(|error| error.contains("not in order")), "{wrong:?}");
-        }
     }
 }

@@ -13,6 +13,7 @@ use crate::{
 };
 use glinthawk_flight::{Buffer, Generated, Pool, Sample};
 use glinthawk_model::{Model, ModelConfig};
+use half::bf16;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -108,6 +109,7 @@ enum Weights {
 pub struct CpuContext {
     kernels: Context,
     tables: Tables,
+    query_width: usize,
 }
 
 enum Context {
@@ -224,7 +226,8 @@ impl CpuContext {
             }
             _ => Context::Portable(PortableContext::new(config, spec, threads)?),
         };
-        Ok(Self { kernels, tables: Tables::new(spec.page_positions) })
+        let (tables, query_width) = (Tables::new(spec.page_positions), config.query_width());
+        Ok(Self { kernels, tables, query_width })
     }
 
     /// Bytes of `positions` positions in all of the slice's layers.
@@ -316,8 +319,15 @@ impl ContextKernels for CpuContext {
         qkv: &Buffer,
         attended: &mut Buffer,
     ) -> Result<(), ComputeError> {
-        let rows = self.tables.rows(rows);
-        each!(&mut self.kernels, Context, inner => inner.attend(layer, &rows, qkv, attended));
+        let bound = self.tables.rows(rows);
+        each!(&mut self.kernels, Context, inner => inner.attend(layer, &bound, qkv, attended));
+        let width = self.query_width;
+        // Nothing of what the buffer was used for before may go further: not even a row that nobody looks at may hold NaN.
+        for (row, values) in rows.iter().zip(attended.bf16_mut().chunks_exact_mut(width)) {
+            if !row.asked {
+                values.fill(bf16::ZERO);
+            }
+        }
         Ok(())
     }
 

@@ -21,8 +21,8 @@ pub(crate) struct Families {
 
 impl Families {
     /// Finds the families that save the most pages among `count` contexts, if every context is in one at most and each
-    /// has at least `members_min`. `pages_of` gives a context's pages before anything that the batch stores, in whole
-    /// blocks of `block` pages.
+    /// has at least `members_min`. `pages_of` gives a context's pages before the rows that attend, in whole blocks
+    /// of `block` pages.
     pub(crate) fn find<'a>(
         &mut self,
         count: usize,

@@ -191,7 +191,7 @@ pub trait ContextKernels: Send {
 
     /// F2: first stores every row's k, v at its position, then attends every row that is asked for to positions
     /// `0..=position` of its slot (or the sliding window's). `qkv` is (rows, query_width +
-    /// 2·kv_width) bf16, `attended` is (rows, query_width) bf16; rows that are not asked for are unspecified there.
+    /// 2·kv_width) bf16, `attended` is (rows, query_width) bf16. Rows that are not asked for are zero there, or attended too.
     fn attend(
         &mut self,
         layer: usize,
