@@ -62,10 +62,13 @@ impl Pace {
         self.alone_ns <= now_ns.saturating_sub(self.since_ns)
     }
 
-    /// What one batch takes less than two of so many rows.
+    /// What one batch takes less than two of so many rows: at most what the shorter one takes. More rows may have taken less
+    /// time than fewer did, such as prompts that end in no token and need no classifier.
     pub fn saved_ns(&self, kind: BatchKind, one: usize, other: usize) -> u64 {
         let times = &self.times[kind as usize];
-        (times.ns(one) + times.ns(other)).saturating_sub(times.ns(one + other))
+        let (one_ns, other_ns) = (times.ns(one), times.ns(other));
+        let saved_ns = (one_ns + other_ns).saturating_sub(times.ns(one + other));
+        saved_ns.min(one_ns).min(other_ns)
     }
 }
 
@@ -139,5 +142,8 @@ mod tests {
         slow.learn(BatchKind::Middle, 48, 48);
         assert_eq!(slow.saved_ns(BatchKind::Middle, 16, 32), 40 + 44 - 48);
         assert_eq!(slow.saved_ns(BatchKind::Exit, 16, 32), 0, "nothing is known of it");
+        slow.learn(BatchKind::Exit, 64, 1000);
+        slow.learn(BatchKind::Exit, 512, 10);
+        assert_eq!(slow.saved_ns(BatchKind::Exit, 64, 448), 1000, "no more than a batch takes");
     }
 }
