@@ -28,10 +28,11 @@
 // A tile, and one of its splits; then `partial` counts pairs of all splits before it. All of them where `partial` is
 // NO_PARTIAL. Then `split` counts the prompt's rows between the tile's two halves, which need not stand together (in
 // attend_hopper.cu alone; they do where it is 0). The keys before `begin` are shared: their splits are units of others,
-// and what there is of the split that `begin` falls into stands where this unit's partials will. A shared unit has
-// members instead of rows, all of which see the keys up to `position`.
+// and what there is of the split that `begin` falls into stands where this unit's partials will. Where `settled` is not 0,
+// this step stores nothing in the blocks that `attend_few` fetches first. A shared unit has members instead of rows, all
+// of which see the keys up to `position`.
 struct Unit {
-    u32 first_row, rows, slot, position, split, partial, begin, nothing;
+    u32 first_row, rows, slot, position, split, partial, begin, settled;
 };
 
 // A row of a shared unit, and the partials before its own.
@@ -434,7 +435,7 @@ extern "C" __global__ void __launch_bounds__(WARP)
     clear(running);
     clear(total);
     set_aside(kept, total);
-    await_earlier();
+    let_next_begin();
     int ahead = 0; // slots fetched or left out
     auto fetch_next = [&](bf16* slot) {
         int key = context.begin + ahead / 2 * BLOCK;
@@ -442,8 +443,12 @@ extern "C" __global__ void __launch_bounds__(WARP)
         copies_commit();
         ahead++;
     };
+    // The first blocks need not wait for what this step stores elsewhere. Those of a window begin later.
+    bool settled = WINDOW == 0 && unit.settled;
+    if (!settled) await_earlier();
 #pragma unroll
     for (int slot = 0; slot < FEW_SLOTS; slot++) fetch_next(shared + slot * SLOT);
+    if (settled) await_earlier();
     Pairs pairs;
     load_pairs<false>(pairs, query, unit, nullptr, kv_head, 0);
     Partials partials = {partial_out, partial_sums};

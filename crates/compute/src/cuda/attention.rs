@@ -1,11 +1,13 @@
 //! How a step's attention is cut: tiles of rows that share a context, and units of a tile and a split. Rows of different
 //! prompts are units together where their contexts begin with the same pages. The kernels are in attention.cu.
 
-use super::module::MANY_WARPS;
-use super::tables::Tables;
+use super::PAGE;
+use super::module::{FEW_SLOTS, MANY_WARPS};
+use super::tables::{BLOCK_PAGES, Tables};
 use super::together::{self, Together};
 use bytemuck::{Pod, Zeroable};
 use glinthawk_flight::Row;
+use std::ops::Range;
 
 /// Positions of a split; as in attention.cu.
 const SPLIT: usize = 1024;
@@ -15,6 +17,8 @@ const WARP_PAIRS: usize = 16;
 const MANY_PAIRS: usize = MANY_WARPS * WARP_PAIRS;
 /// Tiles are balanced where a prompt's rows are at least one of so many positions.
 const BALANCED_SHARE: u32 = 8;
+/// Blocks whose keys or values a warp fetches before it waits for the kernel before: as many as FEW_SLOTS reach into.
+const FIRST_BLOCKS: usize = FEW_SLOTS.div_ceil(2);
 /// Marks a unit that is a whole tile.
 const NO_PARTIAL: u32 = u32::MAX;
 
@@ -33,8 +37,8 @@ pub(super) struct Unit {
     partial: u32,
     /// Positions that its row attends to together with others.
     begin: u32,
-    /// Numbers of 64 bits may follow units.
-    nothing: u32,
+    /// Whether this step stores nothing in the blocks that it fetches first.
+    settled: u32,
 }
 
 /// A row that attends together with others, and the pairs with partials before its own.
@@ -53,6 +57,13 @@ impl Unit {
 
     fn splits(&self) -> usize {
         self.end().div_ceil(SPLIT)
+    }
+
+    /// Pages that a warp fetches first, counted from the context's first.
+    fn first_pages(&self) -> Range<usize> {
+        let split = if self.partial == NO_PARTIAL { 0 } else { self.split as usize * SPLIT };
+        let first = split.max(self.begin as usize) / PAGE;
+        first..(first + FIRST_BLOCKS * BLOCK_PAGES).min(self.end().div_ceil(PAGE))
     }
 }
 
@@ -123,12 +134,23 @@ impl Tiling {
         // With fewer blocks than these, too few bytes are under way; with more, partials cost more than they bring.
         tiling.few = tiling.split(few, cut, cut.processors * 3 / 2, &mut partial);
         tiling.few.extend(own);
+        tiling.settle(rows, tables);
         tiling.many = tiling.split(many, cut, cut.processors / 2, &mut partial);
         // With at most one tile for each block, all wait for the longest.
         if cut.halves && tiling.many.len() * cut.kv_heads <= cut.processors {
             tiling.many = balanced(tiling.many, (MANY_PAIRS / 2 / cut.group) as u32);
         }
         tiling
+    }
+
+    /// Marks units that may fetch their first blocks before this step's rows are stored.
+    fn settle(&mut self, rows: &[Row], tables: &Tables) {
+        let mut stored: Vec<u32> = rows.iter().map(|row| row.page).collect();
+        stored.sort_unstable();
+        for unit in &mut self.few {
+            let is_stored = |number| stored.binary_search(&tables.page(unit.slot, number)).is_ok();
+            unit.settled = u32::from(!unit.first_pages().any(is_stored));
+        }
     }
 
     /// Has rows attend together to what they share, as long as there is room. Takes them out of the tiles, and returns
@@ -250,7 +272,6 @@ fn balanced(mut units: Vec<Unit>, half: u32) -> Vec<Unit> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ops::Range;
 
     const CUT: Cut =
         Cut { group: 4, kv_heads: 2, processors: 100, shares: true, halves: false, partials: 1000 };
@@ -310,6 +331,34 @@ mod tests {
         assert_eq!(alone.count(), 72 - taken);
         let apart = Tiling::of(&all, &tables(&all, 69), &Cut { shares: false, ..CUT });
         assert!(apart.shared.is_empty() && apart.members.is_empty());
+    }
+
+    #[test]
+    fn a_unit_is_settled_if_nothing_is_stored_where_it_begins() {
+        // A short context, a long one, one that another prompt's rows are stored in, and a chunk.
+        let prompts = [(0, 100..101), (1, 3000..3001), (2, 500..501), (3, 40..43), (4, 700..703)];
+        let mut rows = rows(&prompts);
+        let mut tables = tables(&rows, 0);
+        for row in &mut rows {
+            row.page = tables.page(row.slot, row.position as usize / PAGE);
+        }
+        tables.enter(2, 7, tables.page(3, 2));
+        let tiling = Tiling::of(&rows, &tables, &CUT);
+        let settled = |slot: u32| -> Vec<u32> {
+            let mut units: Vec<&Unit> =
+                tiling.few.iter().filter(|unit| unit.slot == slot).collect();
+            units.sort_by_key(|unit| unit.split);
+            units.iter().map(|unit| unit.settled).collect()
+        };
+        assert_eq!(settled(0), [0], "its own row is among the first 128 positions");
+        assert_eq!(settled(1), [1, 1, 1]);
+        assert_eq!(settled(2), [0], "positions 112 to 127 are stored by another prompt");
+        assert_eq!((settled(3), settled(4)), (vec![0], vec![1]));
+        tables.enter(2, 8, tables.page(3, 2));
+        tables.enter(2, 7, 999);
+        let later = Tiling::of(&rows, &tables, &CUT);
+        let unit = later.few.iter().find(|unit| unit.slot == 2).expect("a unit");
+        assert_eq!(unit.settled, 1, "from position 128 on, blocks are fetched later");
     }
 
     #[test]

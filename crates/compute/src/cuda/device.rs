@@ -245,6 +245,11 @@ impl CudaDevice {
         self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
     }
 
+    /// Shared memory that the blocks of a multiprocessor have together.
+    pub(super) fn processor_shared_bytes(&self) -> Result<usize, ComputeError> {
+        self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)
+    }
+
     /// Multiprocessors.
     pub(super) fn processors(&self) -> Result<usize, ComputeError> {
         self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)

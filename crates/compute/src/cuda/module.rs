@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Bytes that the keys, or the values, of 64 positions take in shared memory for every 64 dimensions; as in attention.cu.
 const PANEL_BYTES: usize = 64 * 64 * 2;
 /// Keys and values that a warp which decodes has room for.
-const FEW_SLOTS: usize = 3;
+pub(super) const FEW_SLOTS: usize = 3;
 /// Bytes that what it has of the splits before takes in shared memory for every 64 dimensions.
 const KEPT_BYTES: usize = 64 * 16 * 4;
 /// Such warps that a multiprocessor is to have room for.
@@ -82,8 +82,11 @@ pub(super) struct Module {
     pub(super) keep_tokens: Kernel,
     pub(super) attend_many: Kernel,
     pub(super) attend_shared: Kernel,
-    pub(super) attend_few: Kernel,
+    attend_few: Kernel,
     pub(super) combine: Kernel,
+    /// Multiprocessors, and the shared memory of each.
+    processors: u32,
+    processor_bytes: u32,
     /// Blocks of `attend_many` and `attend_shared` at most: each of them goes on to the next unit where it is Hopper's.
     pub(super) many_blocks: u32,
     /// Whether `attend_many` is Hopper's.
@@ -165,10 +168,15 @@ impl Module {
         let kernel = |name, threads, shared_bytes: usize| {
             Kernel::load(device, &module, name, threads, shared_bytes as u32)
         };
+        let processors = device.processors()? as u32;
         let (many_warps, many_blocks) = match hopper {
-            true => (HOPPER_WARPS, device.processors()? as u32),
+            true => (HOPPER_WARPS, processors),
             false => (MANY_WARPS, u32::MAX),
         };
+        let processor_bytes = device.processor_shared_bytes()? as u32;
+        let few_bytes = few_bytes + if few_kept { kept_bytes } else { 0 };
+        let attend_few = kernel("attend_few", WARP, few_bytes)?;
+        attend_few.allow(device, room_for(1, processor_bytes).max(few_bytes as u32))?;
         Ok(Self {
             bind_pages: kernel("bind_pages", WARP, 0)?,
             embed: kernel("embed", 256, 0)?,
@@ -182,12 +190,10 @@ impl Module {
             keep_tokens: kernel("keep_tokens", KEEP_THREADS, 0)?,
             attend_many: kernel("attend_many", many_warps as u32 * WARP, many_bytes)?,
             attend_shared: kernel("attend_shared", many_warps as u32 * WARP, many_bytes)?,
-            attend_few: kernel(
-                "attend_few",
-                WARP,
-                few_bytes + if few_kept { kept_bytes } else { 0 },
-            )?,
+            attend_few,
             combine: kernel("combine", COMBINE_THREADS, 0)?,
+            processors,
+            processor_bytes,
             many_blocks,
             hopper,
             device: device.clone(),
@@ -199,6 +205,24 @@ impl Module {
         &self,
         kernel: &Kernel,
         grid: (u32, u32, u32),
+        args: &[Arg],
+    ) -> Result<(), ComputeError> {
+        self.queue(kernel, grid, kernel.shared_bytes, args)
+    }
+
+    /// Queues attention of rows that decode, in so many blocks.
+    pub(super) fn attend_few(&self, blocks: u32, args: &[Arg]) -> Result<(), ComputeError> {
+        let kernel = &self.attend_few;
+        let most = blocks.div_ceil(self.processors);
+        let share = if kernel.early { room_for(most, self.processor_bytes) } else { 0 };
+        self.queue(kernel, (blocks, 1, 1), kernel.shared_bytes.max(share), args)
+    }
+
+    fn queue(
+        &self,
+        kernel: &Kernel,
+        grid: (u32, u32, u32),
+        shared_bytes: u32,
         args: &[Arg],
     ) -> Result<(), ComputeError> {
         if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 {
@@ -217,7 +241,7 @@ impl Module {
             blockDimX: kernel.threads,
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: kernel.shared_bytes,
+            sharedMemBytes: shared_bytes,
             hStream: self.device.stream.cu_stream(),
             attrs: &raw mut attribute,
             numAttrs: kernel.early.into(),
@@ -253,14 +277,26 @@ impl Kernel {
         threads: u32,
         shared_bytes: u32,
     ) -> Result<Self, ComputeError> {
-        let what = format!("load its kernel {name}");
-        let failed = || device.failed(&what);
-        let function = module.load_function(name).map_err(failed())?;
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        function.set_attribute(attribute, shared_bytes as i32).map_err(failed())?;
+        let failed = device.failed(&format!("load its kernel {name}"));
+        let function = module.load_function(name).map_err(failed)?;
         let early = device.begins_early() && EARLY.contains(&name);
-        Ok(Self { function, name, threads, shared_bytes, early })
+        let kernel = Self { function, name, threads, shared_bytes, early };
+        kernel.allow(device, shared_bytes)?;
+        Ok(kernel)
     }
+
+    /// Lets launches ask for more shared memory than the kernel needs.
+    fn allow(&self, device: &CudaDevice, shared_bytes: u32) -> Result<(), ComputeError> {
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let failed = device.failed(&format!("give shared memory to {}", self.name));
+        self.function.set_attribute(attribute, shared_bytes as i32).map_err(failed)
+    }
+}
+
+/// Shared memory of a block, so that a multiprocessor has room for `most` of them and no more. Blocks that begin early find
+/// some multiprocessors taken by the kernel before. Without this, they crowd on the others, and the step waits for these.
+fn room_for(most: u32, processor_bytes: u32) -> u32 {
+    (processor_bytes / (most + 1)).next_multiple_of(1024)
 }
 
 #[cfg(test)]
@@ -304,6 +340,16 @@ mod tests {
                 let library = unsafe { libloading::Library::new(file.path()) };
                 std::mem::forget(library.expect("a library that loads"));
             }
+        }
+    }
+
+    #[test]
+    fn a_multiprocessor_has_room_for_as_many_blocks_as_are_meant_for_it() {
+        // Hopper's; every block takes 1 KiB besides.
+        let processor = 228 << 10;
+        for most in 1..8 {
+            let block = room_for(most, processor) + 1024;
+            assert!(most * block <= processor && (most + 1) * block > processor, "{most}: {block}");
         }
     }
 

@@ -232,7 +232,7 @@ impl Pages {
         many(&module.attend_shared, cuts.shared, shared.len(), cuts.members)?;
         let args = [&[Arg::Address(cuts.few)], &places(attended)[..]].concat();
         let blocks = self.tiling.few.len() as u32 * kv_heads;
-        module.launch(&module.attend_few, (blocks, 1, 1), &args)?;
+        module.attend_few(blocks, &args)?;
         let args = [cuts.combined, out, sums, attended].map(Arg::Address);
         let grid = (self.tiling.combined.len() as u32, kv_heads, 1);
         module.launch(&module.combine, grid, &args)

@@ -81,6 +81,13 @@ __device__ __forceinline__ void await_earlier() {
 #endif
 }
 
+// Lets the kernel after this one begin, where it is EARLY, once all blocks have said so or ended.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // The same sum in every thread of the block: warps by shuffles, then the warps' sums in order.
 template <int THREADS>
 __device__ __forceinline__ float block_sum(float value) {
@@ -187,6 +194,7 @@ extern "C" __global__ void __launch_bounds__(ROTATE_WARPS* WARP)
         cosines[pair] = *(const float2*)angle;
         sines[pair] = *(const float2*)(angle + HALF);
     }
+    let_next_begin();
     await_earlier();
     int stride = gridDim.y * ROTATE_WARPS;
     for (int first = blockIdx.y * ROTATE_WARPS + threadIdx.x / WARP; first < HEADS_ALL; first += stride * ROTATE_TOGETHER) {
