@@ -335,8 +335,11 @@ mod tests {
 
     #[test]
     fn a_unit_is_settled_if_nothing_is_stored_where_it_begins() {
-        // A short context, a long one, one that another prompt's rows are stored in, and a chunk.
-        let prompts = [(0, 100..101), (1, 3000..3001), (2, 500..501), (3, 40..43), (4, 700..703)];
+        // A short context, a long one, one that another prompt's rows are stored in, chunks, and edges.
+        let chunks = [(3, 40..43), (4, 700..703)];
+        let single = [(0, 100), (1, 3000), (2, 500), (5, 1030), (6, 127), (7, 128)];
+        let single = single.map(|(slot, at)| (slot, at..at + 1));
+        let prompts = [&single[..], &chunks].concat();
         let mut rows = rows(&prompts);
         let mut tables = tables(&rows, 0);
         for row in &mut rows {
@@ -354,11 +357,15 @@ mod tests {
         assert_eq!(settled(1), [1, 1, 1]);
         assert_eq!(settled(2), [0], "positions 112 to 127 are stored by another prompt");
         assert_eq!((settled(3), settled(4)), (vec![0], vec![1]));
+        assert_eq!(settled(5), [1, 0], "its own row is in the second split");
+        assert_eq!((settled(6), settled(7)), (vec![0], vec![1]));
         tables.enter(2, 8, tables.page(3, 2));
         tables.enter(2, 7, 999);
         let later = Tiling::of(&rows, &tables, &CUT);
         let unit = later.few.iter().find(|unit| unit.slot == 2).expect("a unit");
         assert_eq!(unit.settled, 1, "from position 128 on, blocks are fetched later");
+        let own = Unit { begin: 640, partial: 0, position: 700, rows: 1, ..Unit::zeroed() };
+        assert_eq!(own.first_pages(), 40..44, "what comes before is shared");
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub(super) const ACTIVATE_VALUES: usize = 2 * 8 * ACTIVATE_THREADS as usize;
 
 /// Kernels that begin before the one before them has ended, where the device can: their texts wait for it
 /// (`await_earlier`) once they have read what was there before the layer.
+/// `rotate` and `attend_few` let the next one begin at once (`let_next_begin`). So what these two read before they wait must be
+/// complete when the kernel before `rotate` has ended: a product, which begins and ends as a whole.
 const EARLY: [&str; 5] = ["norm_rows", "rotate", "activate", "attend_few", "combine"];
 
 /// A kernel, how many threads a block of it has, and how much shared memory it asks for.

@@ -73,15 +73,16 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// For kernels that begin before the one before them has ended (EARLY in module.rs). What they do before this touches
-// nothing that a kernel of the same layer writes.
+// For kernels that begin before the one before them has ended (EARLY in module.rs). What they do before this writes
+// nothing, and reads nothing that a kernel of the same layer writes.
 __device__ __forceinline__ void await_earlier() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the kernel after this one begin, where it is EARLY, once all blocks have said so or ended.
+// Lets the kernel after this one begin, where it is EARLY, once all blocks have said so or ended. Two such kernels may follow
+// each other only if the one before them does not say so: or the second would begin before that has ended.
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
