@@ -238,8 +238,11 @@ impl<B: Backend> Tier1Kernels<B> {
 /// few between two of them may come along: a piece costs as much as some rows.
 fn rows_asked_for(launch: &Launch) -> Vec<Range<usize>> {
     const ROWS_BETWEEN_MAX: usize = 16;
+    let mut rows: Vec<usize> = launch.samples.iter().map(|sample| sample.row as usize).collect();
+    // They are in order, unless a peer is not what it should be.
+    rows.sort_unstable();
     let mut pieces: Vec<Range<usize>> = Vec::new();
-    for row in launch.samples.iter().map(|sample| sample.row as usize) {
+    for row in rows {
         match pieces.last_mut() {
             Some(piece) if row <= piece.end + ROWS_BETWEEN_MAX => piece.end = row + 1,
             _ => pieces.push(row..row + 1),
@@ -293,5 +296,6 @@ mod tests {
         assert!(pieces(&[]).is_empty());
         assert_eq!(pieces(&[0, 1, 2, 99]), [0..3, 99..100]);
         assert_eq!(pieces(&[3, 20, 38]), [3..21, 38..39], "16 rows between two come along");
+        assert_eq!(pieces(&[50, 3, 50]), [3..4, 50..51], "each row once, in any order");
     }
 }
