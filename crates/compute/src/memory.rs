@@ -2,11 +2,16 @@
 //! no resident memory until they are touched.
 
 use crate::ComputeError;
-use bytemuck::Pod;
+use bytemuck::{Pod, Zeroable};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// Sixteen numbers that fill a cache line, so that no vector of them lies in two.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(crate) struct Line(pub(crate) [f32; LINE_BYTES / size_of::<f32>()]);
 
 /// Blocks of at least this size are aligned to huge pages and ask for them.
 const HUGE_PAGE_BYTES: usize = 2 << 20;

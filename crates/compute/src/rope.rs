@@ -2,6 +2,8 @@
 //!
 //! Pair (i, i + d/2) of a head at position p turns by the angle p · frequency[i].
 
+use crate::memory::{LINE_BYTES, Line};
+use bytemuck::{Zeroable, cast_slice, cast_slice_mut};
 use glinthawk_model::ModelConfig;
 
 /// Positions are added this many at a time.
@@ -12,7 +14,7 @@ pub(crate) struct Rope {
     frequencies: Vec<f32>,
     magnitude: f32,
     /// (positions, 2, head_dim / 2): cosines, then sines, of one position.
-    table: Vec<f32>,
+    table: Vec<Line>,
 }
 
 impl Rope {
@@ -27,27 +29,34 @@ impl Rope {
 
     /// Makes the table reach `position`.
     pub(crate) fn reach(&mut self, position: u32) {
-        let width = 2 * self.frequencies.len();
-        let known = self.table.len() / width;
+        let lines = self.lines();
+        let known = self.table.len() / lines;
         let wanted = position as usize + 1;
         if wanted <= known {
             return;
         }
         let wanted = wanted.next_multiple_of(GROWTH_POSITIONS);
+        self.table.resize(wanted * lines, Line::zeroed());
+        let half = self.frequencies.len();
         for position in known..wanted {
-            let angle = |frequency: &f32| f64::from(position as f32 * frequency);
-            let scale = |value: f64| value as f32 * self.magnitude;
-            self.table
-                .extend(self.frequencies.iter().map(|frequency| scale(angle(frequency).cos())));
-            self.table
-                .extend(self.frequencies.iter().map(|frequency| scale(angle(frequency).sin())));
+            let values: &mut [f32] = cast_slice_mut(&mut self.table[position * lines..][..lines]);
+            for (index, frequency) in self.frequencies.iter().enumerate() {
+                let angle = f64::from(position as f32 * frequency);
+                values[index] = angle.cos() as f32 * self.magnitude;
+                values[half + index] = angle.sin() as f32 * self.magnitude;
+            }
         }
+    }
+
+    /// Lines of one position.
+    fn lines(&self) -> usize {
+        2 * self.frequencies.len() * size_of::<f32>() / LINE_BYTES
     }
 
     /// Cosines, then sines, of a position reached before.
     pub(crate) fn angles(&self, position: u32) -> &[f32] {
-        let width = 2 * self.frequencies.len();
-        &self.table[width * position as usize..][..width]
+        let lines = self.lines();
+        cast_slice(&self.table[lines * position as usize..][..lines])
     }
 }
 

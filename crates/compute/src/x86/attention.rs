@@ -1,5 +1,5 @@
-//! Attention of one job: up to 512 (row, query head) pairs of one prompt that share a key/value head, in tiles of 16,
-//! over a range of its positions, by online softmax.
+//! Attention of one job: some (row, query head) pairs of one prompt that share a key/value head, in tiles of 16, over a
+//! range of its positions, by online softmax.
 //!
 //! Positions go in steps of 32, blocks of 64 and splits of 1024, cut at the same positions for every row, and a
 //! position that a row may not see adds exact zeros. So a row's bits depend on the row alone, not on the other rows of
@@ -22,8 +22,16 @@ use std::ops::Range;
 
 /// Pages of a split.
 pub(super) const SPLIT_PAGES: usize = 64;
-/// Tiles of a job at most: each reads the same keys and values, so that they come from a cache.
-pub(super) const JOB_TILES: usize = 32;
+/// Tiles of a job at most. Each reads the same keys and values, so that they come from a cache; but what the tiles
+/// themselves keep must stay in it too.
+const JOB_TILES: usize = 96;
+/// Head size for which there are so many; larger heads have fewer.
+const JOB_HEAD_DIM: usize = 64;
+
+/// Tiles of a job at most, an even number.
+pub(super) fn job_tiles_max(head_dim: usize) -> usize {
+    (JOB_TILES * JOB_HEAD_DIM / head_dim).clamp(2, JOB_TILES) / 2 * 2
+}
 /// Pages of one step of the values' product.
 const STEP_PAGES: usize = STEP / PAGE;
 /// Tiles that go through the products together.
@@ -56,10 +64,11 @@ pub(super) struct Workspace {
 impl Workspace {
     pub(super) fn new(head_dim: usize, context_type: ContextType) -> Result<Self, ComputeError> {
         let keys_pages = if context_type == ContextType::Int8 { STRETCH_PAGES } else { 0 };
-        let softmaxes = || (0..JOB_TILES).map(|_| RunningSoftmax::new(head_dim));
+        let tiles = job_tiles_max(head_dim);
+        let softmaxes = || (0..tiles).map(|_| RunningSoftmax::new(head_dim));
         let scores = TILES_TOGETHER * BLOCK_PAGES * RESULT_TILE;
         Ok(Self {
-            queries: Memory::zeroed("queries", JOB_TILES * head_dim.div_ceil(STEP) * TILE)?,
+            queries: Memory::zeroed("queries", tiles * head_dim.div_ceil(STEP) * TILE)?,
             scores: Memory::zeroed("scores", scores)?,
             weights: Memory::zeroed("attention weights", TILES_TOGETHER * STRETCH_WEIGHTS)?,
             keys: Memory::zeroed("widened keys", keys_pages * PAGE * head_dim)?,
@@ -153,6 +162,50 @@ unsafe fn store_simd<S: Simd>(keys: &[bf16], values: &[bf16], into: *mut bf16, s
 for_each_isa! {
     /// Stores one position of one head.
     fn store = store_simd(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize)
+}
+
+/// Writes all positions of a head's page at once. Their rows are `row` values apart.
+#[inline(always)]
+unsafe fn store_page_simd<S: Simd>(
+    keys: *const bf16,
+    values: *const bf16,
+    row: usize,
+    head_dim: usize,
+    into: *mut bf16,
+) {
+    // SAFETY: every place lies on the page, or in a row, as promised by the caller.
+    unsafe {
+        for step in 0..head_dim / STEP {
+            S::transpose_pairs(keys.add(step * STEP), row, into.add(step * TILE));
+        }
+        for pair in head_dim / STEP * STEP / 2..head_dim / 2 {
+            for slot in 0..PAGE {
+                let keys = keys.add(slot * row + 2 * pair).cast::<[bf16; 2]>().read_unaligned();
+                into.add((pair * PAGE + slot) * 2).cast::<[bf16; 2]>().write_unaligned(keys);
+            }
+        }
+        let into = into.add(PAGE * head_dim);
+        for slot in (0..PAGE).step_by(2) {
+            for column in (0..head_dim).step_by(SIMD_WIDTH) {
+                let values = values.add(slot * row + column);
+                S::interleave_bf16(
+                    [values, values.add(row)],
+                    into.add(slot * head_dim + 2 * column),
+                );
+            }
+        }
+    }
+}
+
+for_each_isa! {
+    /// Stores all positions of one head's page.
+    fn store_page = store_page_simd(
+        keys: *const bf16,
+        values: *const bf16,
+        row: usize,
+        head_dim: usize,
+        into: *mut bf16,
+    )
 }
 
 /// Attends the queries in `work` to the given pages, all of one split, and adds that to `work.parts`. `after` is what

@@ -4,7 +4,7 @@
 mod batch;
 mod shared;
 
-use super::attention::{self, JOB_TILES, SPLIT_PAGES, Workspace};
+use super::attention::{self, SPLIT_PAGES, Workspace, job_tiles_max};
 use super::pages::{After, PAGE};
 use super::softmax::{self, RunningSoftmax};
 use super::tiles::TILE_ROWS;
@@ -89,6 +89,15 @@ impl Shape {
     /// Bytes of one page, all heads.
     fn page_bytes(&self) -> usize {
         self.head_bytes() * self.config.kv_heads
+    }
+
+    /// Tiles of a job if there are so many in all: as many as may be, as long as every thread has a few jobs.
+    fn job_tiles(&self, tiles: usize, threads: usize) -> usize {
+        let most = job_tiles_max(self.config.head_dim);
+        if threads == 1 {
+            return most;
+        }
+        (tiles / (JOBS_PER_THREAD * threads) / 2 * 2).clamp(2, most)
     }
 
     /// Query heads of one key/value head.
@@ -184,7 +193,7 @@ impl X86Context {
         self.asked.extend(self.runs.iter().filter_map(asked));
         let run_tiles = |run: &Range<usize>| (run.len() * group).div_ceil(TILE_ROWS);
         let tiles = self.asked.iter().map(run_tiles).sum::<usize>() * self.shape.config.kv_heads;
-        let job_pairs = job_tiles(tiles, self.threads.count()) * TILE_ROWS;
+        let job_pairs = self.shape.job_tiles(tiles, self.threads.count()) * TILE_ROWS;
         for run in &self.runs {
             // Only a single row's own jobs use its keys and values. They are best written just
             // before, so that the page is in the cache.
@@ -301,11 +310,6 @@ impl X86Context {
             attend_split(&team, &batch, jobs, &mut self.parts, &mut self.workspaces);
         }
     }
-}
-
-/// Tiles of a job if there are so many in all: as many as may be, as long as every thread has a few jobs.
-fn job_tiles(tiles: usize, threads: usize) -> usize {
-    (tiles / (JOBS_PER_THREAD * threads) / 2 * 2).clamp(2, JOB_TILES)
 }
 
 /// How many of the first rows follow each other in one slot.

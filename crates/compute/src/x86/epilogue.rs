@@ -329,6 +329,7 @@ impl Epilogue for StoreLogits<'_> {
 
 /// The largest logit seen in each lane of a row's panels, and in which panel it was.
 #[derive(Clone, Copy)]
+#[repr(C, align(64))]
 pub(super) struct Best {
     logits: [f32; SIMD_WIDTH],
     /// As f32, which is exact for the panel numbers of any vocabulary.

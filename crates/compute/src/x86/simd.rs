@@ -87,6 +87,31 @@ pub(super) trait Simd: Copy {
         }
     }
 
+    /// Writes sixteen values of each of two rows, one row and the other in turn.
+    #[inline(always)]
+    unsafe fn interleave_bf16(rows: [*const bf16; 2], into: *mut bf16) {
+        unsafe {
+            for index in 0..SIMD_WIDTH {
+                into.add(2 * index).write(rows[0].add(index).read());
+                into.add(2 * index + 1).write(rows[1].add(index).read());
+            }
+        }
+    }
+
+    /// Transposes sixteen rows of sixteen pairs of values. Rows are `row` values apart.
+    #[inline(always)]
+    unsafe fn transpose_pairs(from: *const bf16, row: usize, into: *mut bf16) {
+        unsafe {
+            for index in 0..SIMD_WIDTH {
+                for pair in 0..SIMD_WIDTH {
+                    let from = from.add(index * row + 2 * pair).cast::<[bf16; 2]>();
+                    let into = into.add((pair * SIMD_WIDTH + index) * 2).cast::<[bf16; 2]>();
+                    into.write_unaligned(from.read_unaligned());
+                }
+            }
+        }
+    }
+
     /// Simd in order, as an array.
     #[inline(always)]
     unsafe fn to_array(self) -> [f32; SIMD_WIDTH] {
@@ -201,6 +226,19 @@ macro_rules! zmm_common {
                 let spread = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
                 _mm512_mask_storeu_epi16(into.cast(), 0x5555_5555, spread);
             }
+        }
+        #[inline(always)]
+        unsafe fn interleave_bf16(rows: [*const bf16; 2], into: *mut bf16) {
+            unsafe {
+                let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(rows[0].cast()));
+                let high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(rows[1].cast()));
+                let pairs = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
+                _mm512_storeu_si512(into.cast(), pairs);
+            }
+        }
+        #[inline(always)]
+        unsafe fn transpose_pairs(from: *const bf16, row: usize, into: *mut bf16) {
+            unsafe { transpose(from.cast(), row * size_of::<bf16>(), into.cast()) };
         }
         #[inline(always)]
         unsafe fn fold_sum(self) -> __m256 {
@@ -537,6 +575,48 @@ impl Simd for Ymm2 {
             let first =
                 Self(_mm256_fmadd_ps(a[0], b[0], self.0), _mm256_fmadd_ps(a[1], b[1], self.1));
             Self(_mm256_fmadd_ps(a[2], b[2], first.0), _mm256_fmadd_ps(a[3], b[3], first.1))
+        }
+    }
+}
+
+/// Transposes sixteen rows of sixteen words. Rows are `row_bytes` apart.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn transpose(from: *const u8, row_bytes: usize, into: *mut u8) {
+    // SAFETY: as promised by the caller: sixteen words in each row, room for as many.
+    unsafe {
+        let rows: [__m512i; 16] =
+            std::array::from_fn(|row| _mm512_loadu_si512(from.add(row * row_bytes).cast()));
+        // First within quarters of a register, by pairs of rows and then by pairs of pairs.
+        let mut pairs = rows;
+        for row in (0..16).step_by(2) {
+            pairs[row] = _mm512_unpacklo_epi32(rows[row], rows[row + 1]);
+            pairs[row + 1] = _mm512_unpackhi_epi32(rows[row], rows[row + 1]);
+        }
+        let mut fours = pairs;
+        for row in (0..16).step_by(4) {
+            fours[row] = _mm512_unpacklo_epi64(pairs[row], pairs[row + 2]);
+            fours[row + 1] = _mm512_unpackhi_epi64(pairs[row], pairs[row + 2]);
+            fours[row + 2] = _mm512_unpacklo_epi64(pairs[row + 1], pairs[row + 3]);
+            fours[row + 3] = _mm512_unpackhi_epi64(pairs[row + 1], pairs[row + 3]);
+        }
+        // `fours[4 · group + column]` has columns column, column + 4, … of four rows, a column in each quarter. The
+        // quarters of four groups are put together.
+        for column in 0..4 {
+            let [a, b, c, d] = [0, 4, 8, 12].map(|group| fours[group + column]);
+            let (low, high) =
+                (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+            let (low_after, high_after) =
+                (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+            let lines = [
+                _mm512_shuffle_i32x4::<0x88>(low, low_after),
+                _mm512_shuffle_i32x4::<0x88>(high, high_after),
+                _mm512_shuffle_i32x4::<0xdd>(low, low_after),
+                _mm512_shuffle_i32x4::<0xdd>(high, high_after),
+            ];
+            for (quarter, line) in lines.into_iter().enumerate() {
+                _mm512_storeu_si512(into.add((4 * quarter + column) * 64).cast(), line);
+            }
         }
     }
 }

@@ -21,11 +21,13 @@ const BASE_NONE: f32 = -1e30;
 /// precision.
 const RAISE: f32 = 8.0;
 
-/// Running softmax of a tile: bases, sums of weights, and weighted sums of values.
+/// Running softmax of a tile: bases, sums of weights, and weighted sums of values. Rows begin with a cache line: they
+/// are loaded and stored for every block, and a vector that lies in two lines takes twice as long.
+#[repr(C, align(64))]
 pub(super) struct RunningSoftmax {
-    bases: [f32; TILE_ROWS],
     /// Sums of every sixteenth weight. They are added up in the end.
     sums: [[f32; SIMD_WIDTH]; TILE_ROWS],
+    bases: [f32; TILE_ROWS],
     /// What the sums of values must still be multiplied by, for bases raised in this block.
     factors: [f32; TILE_ROWS],
     /// [d / 16][16 rows][16]

@@ -23,6 +23,8 @@ const ROWS_AHEAD: usize = 4;
 
 struct Layer {
     vectors: LayerVectors,
+    /// Before attention and before the feed-forward, padded like the slab.
+    norms: [Memory<f32>; 2],
     qkv: Panels,
     output: Panels,
     /// Panels of gate and up alternate.
@@ -39,7 +41,7 @@ enum Embedding {
 }
 
 struct Classifier {
-    norm: Vec<f32>,
+    norm: Memory<f32>,
     panels: Panels,
 }
 
@@ -89,7 +91,7 @@ impl X86Weights {
             layers.push(Layer::read(source, layer, stride, &mut read)?);
         }
         let classifier = if spec.classifies {
-            let norm = padded(source.read_vector(Tensor::FinalNorm)?, stride);
+            let norm = padded(&source.read_vector(Tensor::FinalNorm)?, stride)?;
             let panels =
                 read(Sources::Stacked(&[(Tensor::Classifier, config.vocab)]), config.hidden)?;
             Some(Classifier { norm, panels })
@@ -147,8 +149,8 @@ impl X86Weights {
     /// Norms the batch's slab rows into `inputs`.
     fn norm_rows(&mut self, which: Norm) {
         let weights = match which {
-            Norm::Attention(layer) => &self.matrices.layers[layer].vectors.attention_norm,
-            Norm::FeedForward(layer) => &self.matrices.layers[layer].vectors.feed_forward_norm,
+            Norm::Attention(layer) => &self.matrices.layers[layer].norms[0],
+            Norm::FeedForward(layer) => &self.matrices.layers[layer].norms[1],
             Norm::Final => &self.matrices.classifier.as_ref().expect("the slice classifies").norm,
         };
         let into = self.inputs.reshape(self.rows.len(), self.config.hidden);
@@ -236,10 +238,12 @@ impl Layer {
             (tensor(LayerTensor::Value), kv),
         ];
         let gate_up = [tensor(LayerTensor::Gate), tensor(LayerTensor::Up)];
-        let mut vectors = LayerVectors::read(source, layer)?;
-        vectors.attention_norm = padded(vectors.attention_norm, stride);
-        vectors.feed_forward_norm = padded(vectors.feed_forward_norm, stride);
+        let vectors = LayerVectors::read(source, layer)?;
         Ok(Self {
+            norms: [
+                padded(&vectors.attention_norm, stride)?,
+                padded(&vectors.feed_forward_norm, stride)?,
+            ],
             vectors,
             qkv: read(Sources::Heads(&qkv, config.head_dim / PANEL), hidden)?,
             output: read(Sources::Stacked(&[(tensor(LayerTensor::Output), hidden)]), query)?,
@@ -403,9 +407,10 @@ fn fetch(values: &[f32]) {
     }
 }
 
-fn padded(mut values: Vec<f32>, len: usize) -> Vec<f32> {
-    values.resize(len, 0.0);
-    values
+fn padded(values: &[f32], len: usize) -> Result<Memory<f32>, ComputeError> {
+    let mut padded = Memory::zeroed("a norm's weights", len)?;
+    padded[..values.len()].copy_from_slice(values);
+    Ok(padded)
 }
 
 /// Reads the embedding table without packing it.

@@ -88,7 +88,8 @@ pub(in crate::x86) unsafe fn score_pages(
     }
 }
 
-/// As [`score_pages`], for two tiles of rows: into[tile][page][row][position].
+/// As [`score_pages`], for two tiles of rows: into[tile][page][row][position]. Tiles are loaded a step ahead, among the
+/// products of the step before.
 ///
 /// # Safety
 /// Tiles are configured for attention with whole tiles, d is a multiple of 32, queries are [tile][d / 32][16][32],
@@ -100,32 +101,48 @@ pub(in crate::x86) unsafe fn score_pages_of_two(
     into: *mut f32,
 ) {
     let steps = head_dim / STEP;
+    if let (2, &[a, b, c, d]) = (steps, keys) {
+        // SAFETY: as promised by the caller.
+        return unsafe { score_block_of_two(queries, [a, b, c, d], into) };
+    }
+    let second = queries.wrapping_add(steps * TILE);
+    let last = keys.len() - 1;
+    let mut pages = [keys[0], keys[last.min(1)]];
     // SAFETY: as promised by the caller.
     unsafe {
-        if let (2, &[a, b, c, d]) = (steps, keys) {
-            return score_block_of_two(queries, [a, b, c, d], into);
-        }
-        for (pair, keys) in keys.chunks(2).enumerate() {
-            // The last of an odd number is scored twice.
-            let (one, other) = (keys[0], keys[keys.len() - 1]);
+        load!("4", queries, ROW_BYTES);
+        stream!("6", pages[0], ROW_BYTES);
+        stream!("7", pages[1], ROW_BYTES);
+        load!("5", second, ROW_BYTES);
+        for first in (0..keys.len()).step_by(2) {
             clear!("0");
-            clear!("1");
             clear!("2");
+            clear!("1");
             clear!("3");
-            for step in 0..steps {
-                load!("4", queries.add(step * TILE), ROW_BYTES);
-                stream!("6", one.add(step * TILE), ROW_BYTES);
+            for step in 1..steps {
                 multiply_tiles!("0", "4", "6");
-                load!("5", queries.add((steps + step) * TILE), ROW_BYTES);
-                multiply_tiles!("1", "5", "6");
-                stream!("7", other.add(step * TILE), ROW_BYTES);
                 multiply_tiles!("2", "4", "7");
+                load!("4", queries.add(step * TILE), ROW_BYTES);
+                multiply_tiles!("1", "5", "6");
+                stream!("6", pages[0].add(step * TILE), ROW_BYTES);
                 multiply_tiles!("3", "5", "7");
+                load!("5", second.add(step * TILE), ROW_BYTES);
+                stream!("7", pages[1].add(step * TILE), ROW_BYTES);
             }
-            let into = into.add(2 * pair * RESULT_TILE);
+            // The last of an odd number is scored twice. After the last ones, a page is loaded in vain.
+            pages = [keys[(first + 2).min(last)], keys[(first + 3).min(last)]];
+            let into = into.add(first * RESULT_TILE);
+            multiply_tiles!("0", "4", "6");
+            multiply_tiles!("2", "4", "7");
+            load!("4", queries, ROW_BYTES);
+            multiply_tiles!("1", "5", "6");
+            stream!("6", pages[0], ROW_BYTES);
             store!("0", into);
-            store!("1", into.add(BLOCK_PAGES * RESULT_TILE));
+            multiply_tiles!("3", "5", "7");
+            load!("5", second, ROW_BYTES);
+            stream!("7", pages[1], ROW_BYTES);
             store!("2", into.add(RESULT_TILE));
+            store!("1", into.add(BLOCK_PAGES * RESULT_TILE));
             store!("3", into.add((BLOCK_PAGES + 1) * RESULT_TILE));
         }
     }
@@ -279,7 +296,8 @@ pub(in crate::x86) unsafe fn add_values(
     }
 }
 
-/// As [`add_values`], for two tiles of rows. The second tile's weights are `weights_tile` further.
+/// As [`add_values`], for two tiles of rows, and with tiles loaded a step ahead. The second tile's weights are
+/// `weights_tile` further.
 ///
 /// # Safety
 /// As [`add_values`], with whole tiles and d a multiple of 32.
@@ -290,27 +308,39 @@ pub(in crate::x86) unsafe fn add_values_of_two(
     into: [*mut f32; 2],
 ) {
     let ValueTiles { steps, columns, row_bytes, .. } = values;
+    let second = weights.wrapping_add(weights_tile);
     // SAFETY: as promised by the caller.
     unsafe {
+        load!("4", weights, ROW_BYTES);
+        stream!("6", values.tile(0, 0), row_bytes);
         for column in (0..columns).step_by(2) {
             let into = into.map(|into| into.add(column * RESULT_TILE));
             stream!("0", into[0], ROW_BYTES);
-            stream!("1", into[1], ROW_BYTES);
+            stream!("7", values.tile(0, column + 1), row_bytes);
             stream!("2", into[0].add(RESULT_TILE), ROW_BYTES);
+            load!("5", second, ROW_BYTES);
+            stream!("1", into[1], ROW_BYTES);
             stream!("3", into[1].add(RESULT_TILE), ROW_BYTES);
-            for step in 0..steps {
-                load!("4", weights.add(step * TILE), ROW_BYTES);
-                stream!("6", values.tile(step, column), row_bytes);
+            for step in 1..steps {
                 multiply_tiles!("0", "4", "6");
-                load!("5", weights.add(weights_tile + step * TILE), ROW_BYTES);
-                multiply_tiles!("1", "5", "6");
-                stream!("7", values.tile(step, column + 1), row_bytes);
                 multiply_tiles!("2", "4", "7");
+                load!("4", weights.add(step * TILE), ROW_BYTES);
+                multiply_tiles!("1", "5", "6");
+                stream!("6", values.tile(step, column), row_bytes);
                 multiply_tiles!("3", "5", "7");
+                load!("5", second.add(step * TILE), ROW_BYTES);
+                stream!("7", values.tile(step, column + 1), row_bytes);
             }
+            multiply_tiles!("0", "4", "6");
+            multiply_tiles!("2", "4", "7");
+            load!("4", weights, ROW_BYTES);
+            multiply_tiles!("1", "5", "6");
+            // After the last column, the first is loaded in vain.
+            stream!("6", values.tile(0, (column + 2) % columns), row_bytes);
             store!("0", into[0]);
-            store!("1", into[1]);
+            multiply_tiles!("3", "5", "7");
             store!("2", into[0].add(RESULT_TILE));
+            store!("1", into[1]);
             store!("3", into[1].add(RESULT_TILE));
         }
     }

@@ -84,10 +84,29 @@ impl Batch<'_> {
     pub(super) fn store_segments(&self, threads: &Threads, segments: &[Range<usize>]) {
         let kv_heads = self.shape.config.kv_heads;
         threads.for_each(segments.len(), |segment| {
+            let rows = segments[segment].clone();
             for kv_head in 0..kv_heads {
-                segments[segment].clone().for_each(|row| self.store_in_order(row, kv_head));
+                if rows.len() == PAGE && self.shape.context_type == ContextType::Bf16 {
+                    self.store_page(rows.start, kv_head);
+                } else {
+                    rows.clone().for_each(|row| self.store_in_order(row, kv_head));
+                }
             }
         });
+    }
+
+    /// Stores all rows of a page, from the first on.
+    fn store_page(&self, row: usize, kv_head: usize) {
+        let config = &self.shape.config;
+        let (head_dim, width) = (config.head_dim, config.qkv_width());
+        let rows = &self.qkv[row * width..][..PAGE * width];
+        let keys = &rows[config.query_width() + kv_head * head_dim..];
+        let values = &keys[config.kv_width()..];
+        let (isa, page) = (self.shape.isa, self.page(row, kv_head).cast());
+        // SAFETY: the instruction set is there; all of the page is these rows'.
+        unsafe {
+            attention::store_page(isa, keys.as_ptr(), values.as_ptr(), width, head_dim, page);
+        }
     }
 
     /// Stores a row after all earlier rows of its page.

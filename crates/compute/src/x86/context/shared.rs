@@ -1,6 +1,6 @@
 //! What runs that begin with the same pages attend to together, before each of them goes on alone.
 
-use super::{Shape, job_tiles};
+use super::Shape;
 use crate::ComputeError;
 use crate::families::Families;
 use crate::tables::BoundRow;
@@ -81,7 +81,7 @@ impl SharedWork {
                 self.heirs.push((runs[run].start, Inherited { pages, first_tile, tiles, pair }));
                 self.rows.extend(runs[run].clone());
             }
-            let job_pairs = job_tiles(tiles * kv_heads, threads) * TILE_ROWS;
+            let job_pairs = shape.job_tiles(tiles * kv_heads, threads) * TILE_ROWS;
             for kv_head in 0..kv_heads {
                 self.jobs.extend((0..pairs).step_by(job_pairs).map(|first| SharedJob {
                     row,
