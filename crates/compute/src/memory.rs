@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Sixteen numbers that fill a cache line, so that no vector of them lies in two.
+/// Sixteen numbers that fill a cache line. A vector that lies in two lines takes longer to load.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [f32; LINE_BYTES / size_of::<f32>()]);

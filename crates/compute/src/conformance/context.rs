@@ -44,6 +44,17 @@ fn attend_asked(
     rows: &[(&Prompt, u32)],
     asked: impl Fn(usize) -> bool,
 ) -> Vec<Vec<bf16>> {
+    attend_changed(context, shape, rows, asked, |_| false)
+}
+
+/// The same, where the queries, keys and values of some positions are not numbers.
+fn attend_changed(
+    context: &mut CpuContext,
+    shape: &Shape,
+    rows: &[(&Prompt, u32)],
+    asked: impl Fn(usize) -> bool,
+    is_nan: impl Fn(u32) -> bool,
+) -> Vec<Vec<bf16>> {
     let config = shape.config();
     let mut qkv = Buffer::zeroed(rows.len() * config.qkv_width() * 2);
     for (&(prompt, position), values) in
@@ -52,6 +63,9 @@ fn attend_asked(
         for (column, value) in values.iter_mut().enumerate() {
             let seed = 1000 * prompt.seed + u64::from(position);
             *value = bf16::from_f32(2.0 * noise(seed, column as u64));
+        }
+        if is_nan(position) {
+            values.fill(bf16::NAN);
         }
     }
     let mut attended = Buffer::zeroed(rows.len() * config.query_width() * 2);
@@ -272,6 +286,38 @@ fn leftovers_of_another_prompt_do_no_harm() {
         let found = attend_in_chunks(&mut context, shape, &prompt, 20, 3);
         let expected = attend_in_chunks(&mut clean, shape, &prompt, 20, 3);
         assert!(found == expected, "{isa}, {}", shape.context_type);
+    }
+}
+
+#[test]
+fn what_is_not_a_number_harms_no_row_before_it() {
+    let cases = of_every_type(vec![Shape { heads: 6, kv_heads: 2, ..Shape::default() }]);
+    for (shape, isa) in cases.iter().flat_map(on_every_path) {
+        let shape = &shape;
+        let (one, other) = (Prompt::new(shape, 1, 50, 2), Prompt::new(shape, 2, 50, 2));
+        let pages = 2 * one.pages.len() + 2;
+        let mut clean = shape.context(isa, 1, pages);
+        let expected = attend_in_chunks(&mut clean, shape, &one, 50, 50);
+        let expected_other = attend_in_chunks(&mut clean, shape, &other, 5, 5);
+        for (from, reversed) in [(0, false), (0, true), (7, false)] {
+            let mut context = shape.context(isa, 2, pages);
+            attend_in_chunks(&mut context, shape, &one, from, 7);
+            let mut rows: Vec<_> = (from..50).map(|position| (&one, position)).collect();
+            rows.extend((0..5).map(|position| (&other, position)));
+            if reversed {
+                rows.reverse();
+            }
+            let found = attend_changed(&mut context, shape, &rows, |_| true, |at| at == 21);
+            for ((prompt, position), found) in rows.into_iter().zip(found) {
+                let all = if prompt.seed == 1 { &expected } else { &expected_other };
+                let what = format!("{isa}, {}: position {position}", shape.context_type);
+                if prompt.seed == 1 && position >= 21 {
+                    assert!(found.iter().all(|value| value.is_nan()), "{what}");
+                } else {
+                    assert!(found == all[position as usize], "{what} of {}", prompt.seed);
+                }
+            }
+        }
     }
 }
 

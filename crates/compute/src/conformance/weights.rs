@@ -248,6 +248,29 @@ fn bits_are_the_same_in_any_company(big: &Shape) {
 }
 
 #[test]
+fn what_is_not_a_number_is_forgotten_with_its_rows() {
+    for (hidden, feed_forward) in [(72, 144), (96, 160), (50, 100), (72, 1712)] {
+        let shape = Shape { hidden, feed_forward, ..Shape::default() };
+        let rows: Vec<u64> = (0..9).collect();
+        for isa in Isa::available() {
+            let expected = run(&mut shape.weights(isa, 1, 64), &shape, &[&rows]);
+            let mut weights = shape.weights(isa, 1, 64);
+            let mut residual = Buffer::zeroed(40 * hidden * 4);
+            residual.f32_mut().fill(f32::NAN);
+            weights.put_residual(0..40, &residual).unwrap();
+            let attended = Buffer::zeroed(40 * shape.config().query_width() * 2);
+            let shard = ShardIn { slab: 0..40, attended: &attended, first: 0 };
+            weights.post_attention(1, &[shard]).unwrap();
+            let found = run(&mut weights, &shape, &[&rows]);
+            for place in 0..rows.len() {
+                let same = bits_of(&found, &shape, place) == bits_of(&expected, &shape, place);
+                assert!(same, "{isa}, {hidden} and {feed_forward}: row {place}");
+            }
+        }
+    }
+}
+
+#[test]
 fn residuals_pass_through() {
     let shape = Shape { hidden: 50, ..Shape::default() };
     for isa in Isa::available() {

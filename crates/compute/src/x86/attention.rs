@@ -28,10 +28,6 @@ const JOB_TILES: usize = 96;
 /// Head size for which there are so many; larger heads have fewer.
 const JOB_HEAD_DIM: usize = 64;
 
-/// Tiles of a job at most, an even number.
-pub(super) fn job_tiles_max(head_dim: usize) -> usize {
-    (JOB_TILES * JOB_HEAD_DIM / head_dim).clamp(2, JOB_TILES) / 2 * 2
-}
 /// Pages of one step of the values' product.
 const STEP_PAGES: usize = STEP / PAGE;
 /// Tiles that go through the products together.
@@ -40,6 +36,11 @@ const TILES_TOGETHER: usize = 2;
 const ROWS_AT_ONCE: usize = 8;
 /// Weights of one tile and one stretch.
 const STRETCH_WEIGHTS: usize = STRETCH_PAGES / STEP_PAGES * TILE;
+
+/// Tiles of a job at most, an even number.
+pub(super) fn job_tiles_max(head_dim: usize) -> usize {
+    (JOB_TILES * JOB_HEAD_DIM / head_dim).clamp(2, JOB_TILES) / 2 * 2
+}
 
 /// One thread's scratch.
 pub(super) struct Workspace {
@@ -443,6 +444,7 @@ impl<'a> Stretch<'a> {
                 };
                 dot_rows::<S>(&DotRows {
                     left: queries,
+                    left_block: 0,
                     rows: (self.queries.rows - tiles.start * TILE_ROWS).min(TILE_ROWS),
                     right,
                     right_pair: 2 * PAGE,
@@ -505,6 +507,7 @@ impl<'a> Stretch<'a> {
                     };
                     dot_rows::<S>(&DotRows {
                         left: stretch_weights(work, 0).add(first / STEP_PAGES * TILE),
+                        left_block: 0,
                         rows: (self.queries.rows - tiles.start * TILE_ROWS).min(TILE_ROWS),
                         right,
                         right_pair: 2 * head_dim,

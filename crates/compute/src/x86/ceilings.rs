@@ -55,7 +55,7 @@ unsafe fn peak_simd<S: Simd>(rounds: usize) {
             let mut sums = [S::splat(0.0); CHAINS];
             for _ in 0..rounds {
                 for sum in &mut sums[..chains] {
-                    *sum = sum.dot_pairs(pairs, pairs);
+                    *sum = sum.dot_first(pairs, pairs).dot_second(pairs, pairs);
                 }
             }
             for sum in sums {

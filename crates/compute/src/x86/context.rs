@@ -14,10 +14,11 @@ use crate::{ComputeError, ContextSpec, ContextType, Isa, Threads};
 use batch::{Batch, split_pages};
 use glinthawk_flight::Buffer;
 use glinthawk_model::ModelConfig;
+use half::bf16;
 use shared::SharedWork;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// With fewer jobs per thread than this, the splits of long contexts are shared out one by one.
 const JOBS_PER_THREAD: usize = 4;
@@ -60,7 +61,7 @@ struct Shape {
     pages: usize,
 }
 
-/// A few tiles to attend: some pairs of a run's rows and the query heads of one key/value head.
+/// Some tiles to attend: some pairs of a run's rows and the query heads of one key/value head.
 struct Job {
     /// The run's first row.
     row: usize,
@@ -91,7 +92,7 @@ impl Shape {
         self.head_bytes() * self.config.kv_heads
     }
 
-    /// Tiles of a job if there are so many in all: as many as may be, as long as every thread has a few jobs.
+    /// Tiles of a job if there are so many in all: as many as may be, as long as each of several threads has a few jobs.
     fn job_tiles(&self, tiles: usize, threads: usize) -> usize {
         let most = job_tiles_max(self.config.head_dim);
         if threads == 1 {
@@ -269,6 +270,32 @@ impl X86Context {
         qkv: &Buffer,
         attended: &mut Buffer,
     ) {
+        let (qkv_width, width) = (self.shape.config.qkv_width(), self.shape.config.query_width());
+        let qkv = &qkv.bf16()[..rows.len() * qkv_width];
+        let attended = &mut attended.bf16_mut()[..rows.len() * width];
+        if self.attend_together(layer, rows, qkv, attended) {
+            return;
+        }
+        // A row that does not see a position multiplies its values by 0, which makes NaN of NaN. So each row is stored only
+        // after all rows before it have attended.
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_by_key(|&row| rows[row].position);
+        for row in order {
+            let qkv = &qkv[row * qkv_width..][..qkv_width];
+            let attended = &mut attended[row * width..][..width];
+            self.attend_together(layer, &rows[row..=row], qkv, attended);
+        }
+    }
+
+    /// Stores all rows, then attends them. Returns false, and has stored nothing, if rows see values that are not numbers
+    /// beside others that do not.
+    fn attend_together(
+        &mut self,
+        layer: usize,
+        rows: &[BoundRow<'_>],
+        qkv: &[bf16],
+        attended: &mut [bf16],
+    ) -> bool {
         self.touch(rows);
         let distinct = self.plan(rows);
         let few =
@@ -286,10 +313,9 @@ impl X86Context {
         let batch = Batch {
             shape,
             rows,
-            qkv: &qkv.bf16()[..rows.len() * shape.config.qkv_width()],
-            attended: SharedMut::new(
-                &mut attended.bf16_mut()[..rows.len() * shape.config.query_width()],
-            ),
+            qkv,
+            attended: SharedMut::new(attended),
+            finite: AtomicBool::new(true),
             pages: SharedMut::new(&mut self.bytes[layer * layer_bytes..][..layer_bytes]),
         };
         batch.check();
@@ -298,6 +324,10 @@ impl X86Context {
             batch.store_segments(&self.threads, &self.segments);
         } else {
             batch.store_rows(&self.threads);
+        }
+        if rows.len() > 1 && !batch.finite.load(Ordering::Relaxed) {
+            batch.forget_rows();
+            return false;
         }
         let team = Team { isa: shape.isa, threads: &self.threads };
         if splits == 0 {
@@ -309,6 +339,7 @@ impl X86Context {
         } else {
             attend_split(&team, &batch, jobs, &mut self.parts, &mut self.workspaces);
         }
+        true
     }
 }
 

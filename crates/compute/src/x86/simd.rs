@@ -22,7 +22,7 @@ pub(super) struct RowsOfStep<const ROWS: usize>(pub(super) MaybeUninit<[[f32; ST
 
 /// Sixteen f32, and how pairs of bf16 are multiplied into them.
 pub(super) trait Simd: Copy {
-    /// Sixteen pairs of neighbouring bf16, in the form that suits `dot_pairs`.
+    /// Sixteen pairs of neighbouring bf16, in the form that suits `dot_first`.
     type Pairs: Copy;
     /// What pairs are splat from: bf16, or f32 where they must be widened to be multiplied.
     type Value;
@@ -30,6 +30,8 @@ pub(super) trait Simd: Copy {
     /// Rows and panels that a product keeps in registers at a time.
     const ROWS: usize;
     const PANELS: usize;
+    /// Whether both row blocks of a pair are best multiplied at once, with more rows in registers.
+    const BOTH_BLOCKS: bool = false;
 
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
@@ -64,15 +66,21 @@ pub(super) trait Simd: Copy {
 
     /// Sixteen pairs, 64 bytes.
     unsafe fn load_pairs(from: *const bf16) -> Self::Pairs;
-    /// Some rows of one step, 32 values each, as `splat_pair` reads them. They are where they were, or in `room`.
+    /// Some rows of one step, 32 values each, one after the other as `splat_pair` reads them: in `room`, or where they
+    /// were, if rows of eight stand together.
     unsafe fn rows_of_step<const ROWS: usize>(
-        from: *const bf16,
+        from: impl Fn(usize) -> *const bf16,
         room: &mut RowsOfStep<ROWS>,
     ) -> *const Self::Value;
     /// One pair of such a row, sixteen times.
     unsafe fn splat_pair(row: *const Self::Value, pair: usize) -> Self::Pairs;
-    /// self + a.0 · b.0 + a.1 · b.1, lane by lane, in an order of the instruction set's own.
-    unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self;
+    /// self + a.0 · b.0, lane by lane; both products, if the instruction set adds them at once.
+    unsafe fn dot_first(self, a: Self::Pairs, b: Self::Pairs) -> Self;
+    /// What is left of self + a.0 · b.0 + a.1 · b.1.
+    #[inline(always)]
+    unsafe fn dot_second(self, _: Self::Pairs, _: Self::Pairs) -> Self {
+        self
+    }
 
     /// Thirty-two i8 as bf16, which are exact.
     unsafe fn widen(from: *const i8, into: *mut bf16);
@@ -264,13 +272,13 @@ macro_rules! widened_rows {
     ($pairs:pat => $first:expr, $second:expr) => {
         #[inline(always)]
         unsafe fn rows_of_step<const ROWS: usize>(
-            from: *const bf16,
+            from: impl Fn(usize) -> *const bf16,
             room: &mut RowsOfStep<ROWS>,
         ) -> *const f32 {
             let room: *mut f32 = room.0.as_mut_ptr().cast();
             for row in 0..ROWS {
                 unsafe {
-                    let $pairs = Self::load_pairs(from.add(row * STEP));
+                    let $pairs = Self::load_pairs(from(row));
                     $first.store(room.add(row * STEP));
                     $second.store(room.add(row * STEP + SIMD_WIDTH));
                 }
@@ -285,6 +293,7 @@ impl Simd for Zmm {
     type Value = f32;
     const ROWS: usize = 8;
     const PANELS: usize = 2;
+    const BOTH_BLOCKS: bool = true;
     zmm_common!();
 
     #[inline(always)]
@@ -323,8 +332,12 @@ impl Simd for Zmm {
         }
     }
     #[inline(always)]
-    unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
-        unsafe { Self(_mm512_fmadd_ps(a.1, b.1, _mm512_fmadd_ps(a.0, b.0, self.0))) }
+    unsafe fn dot_first(self, a: Self::Pairs, b: Self::Pairs) -> Self {
+        unsafe { Self(_mm512_fmadd_ps(a.0, b.0, self.0)) }
+    }
+    #[inline(always)]
+    unsafe fn dot_second(self, a: Self::Pairs, b: Self::Pairs) -> Self {
+        unsafe { Self(_mm512_fmadd_ps(a.1, b.1, self.0)) }
     }
 }
 
@@ -364,10 +377,10 @@ impl Simd for ZmmBf16 {
     }
     #[inline(always)]
     unsafe fn rows_of_step<const ROWS: usize>(
-        from: *const bf16,
+        from: impl Fn(usize) -> *const bf16,
         _: &mut RowsOfStep<ROWS>,
     ) -> *const bf16 {
-        from
+        from(0)
     }
     #[inline(always)]
     unsafe fn splat_pair(row: *const bf16, pair: usize) -> Self::Pairs {
@@ -384,7 +397,7 @@ impl Simd for ZmmBf16 {
         }
     }
     #[inline(always)]
-    unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
+    unsafe fn dot_first(self, a: Self::Pairs, b: Self::Pairs) -> Self {
         unsafe {
             let bf16 = |pairs| std::mem::transmute::<__m512i, __m512bh>(pairs);
             Self(_mm512_dpbf16_ps(self.0, bf16(a), bf16(b)))
@@ -570,12 +583,12 @@ impl Simd for Ymm2 {
         }
     }
     #[inline(always)]
-    unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
-        unsafe {
-            let first =
-                Self(_mm256_fmadd_ps(a[0], b[0], self.0), _mm256_fmadd_ps(a[1], b[1], self.1));
-            Self(_mm256_fmadd_ps(a[2], b[2], first.0), _mm256_fmadd_ps(a[3], b[3], first.1))
-        }
+    unsafe fn dot_first(self, a: Self::Pairs, b: Self::Pairs) -> Self {
+        unsafe { Self(_mm256_fmadd_ps(a[0], b[0], self.0), _mm256_fmadd_ps(a[1], b[1], self.1)) }
+    }
+    #[inline(always)]
+    unsafe fn dot_second(self, a: Self::Pairs, b: Self::Pairs) -> Self {
+        unsafe { Self(_mm256_fmadd_ps(a[2], b[2], self.0), _mm256_fmadd_ps(a[3], b[3], self.1)) }
     }
 }
 

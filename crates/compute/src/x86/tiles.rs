@@ -149,6 +149,19 @@ impl RowsMut<'_> {
         self.pointer.wrapping_add(tile * TILE + row % TILE_ROWS * STEP)
     }
 
+    /// Clears the last step of all rows if only a part of it will be written. The weights there are 0, but what an earlier
+    /// batch left there may be NaN.
+    pub(super) fn clear_padding(&self) {
+        if self.width.is_multiple_of(STEP) {
+            return;
+        }
+        for block in 0..self.shape.blocks {
+            let tile = self.shape.tile(block, self.shape.steps - 1);
+            // SAFETY: a whole tile of the buffer, which nothing else uses yet.
+            unsafe { self.pointer.add(tile * TILE).write_bytes(0, TILE) };
+        }
+    }
+
     /// Values from one row block to the next.
     pub(super) fn block_values(&self) -> usize {
         self.shape.piece * TILE

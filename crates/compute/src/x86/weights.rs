@@ -203,7 +203,9 @@ impl X86Weights {
     fn multiply_gate_up(&mut self, layer: usize) {
         let weights = &self.matrices.layers[layer].gate_up;
         let rows = self.rows.len();
-        let gate = Gate { into: self.gated.reshape(rows, self.config.feed_forward) };
+        let into = self.gated.reshape(rows, self.config.feed_forward);
+        into.clear_padding();
+        let gate = Gate { into };
         let left = self.inputs.view();
         let blocking = Blocking::new(rows, weights, 2, self.threads.count());
         // SAFETY: as in `multiply_into_slab`; `gated` has room for the slab's rows.
@@ -275,7 +277,8 @@ impl X86Weights {
         assert_eq!(slab.len(), tokens.len(), "one token per slab row");
         let hidden = self.config.hidden;
         for (row, &token) in slab.zip(tokens) {
-            let (into, token) = (&mut self.slab[row * self.stride..][..hidden], token as usize);
+            let token = token as usize;
+            let into = slab_row(&mut self.slab, self.stride, row, hidden);
             match self.matrices.embedding.as_ref().expect("the slice embeds") {
                 Embedding::Classifier => {
                     self.matrices
@@ -298,7 +301,7 @@ impl X86Weights {
         let hidden = self.config.hidden;
         assert_eq!(residual.len(), slab.len() * hidden, "residual is (rows, hidden)");
         for (row, residual) in slab.zip(residual.chunks_exact(hidden)) {
-            self.slab[row * self.stride..][..hidden].copy_from_slice(residual);
+            slab_row(&mut self.slab, self.stride, row, hidden).copy_from_slice(residual);
         }
     }
 
@@ -387,6 +390,13 @@ impl X86Weights {
             *token = of_tasks.map(Best::token).fold((0, f32::NEG_INFINITY), better).0;
         }
     }
+}
+
+/// The values of a slab row that is about to be written. Its padding becomes zeros: what was there may be NaN.
+fn slab_row(slab: &mut [f32], stride: usize, row: usize, hidden: usize) -> &mut [f32] {
+    let (values, padding) = slab[row * stride..][..stride].split_at_mut(hidden);
+    padding.fill(0.0);
+    values
 }
 
 /// Runs `task` for every row on the thread whose share it is.

@@ -93,7 +93,7 @@ pub(in crate::x86) unsafe fn score_pages(
 ///
 /// # Safety
 /// Tiles are configured for attention with whole tiles, d is a multiple of 32, queries are [tile][d / 32][16][32],
-/// and there is room for [`BLOCK_PAGES`] pages.
+/// there is at least one page, and room for [`BLOCK_PAGES`].
 pub(in crate::x86) unsafe fn score_pages_of_two(
     queries: *const bf16,
     keys: &[*const bf16],

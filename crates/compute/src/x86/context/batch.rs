@@ -12,6 +12,7 @@ use crate::x86::tiles::{STEP, TILE, TILE_ROWS};
 use crate::{ContextType, Isa, Threads};
 use half::bf16;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What all jobs of a call share.
 pub(super) struct Batch<'a> {
@@ -23,6 +24,15 @@ pub(super) struct Batch<'a> {
     pub(super) attended: SharedMut<'a, bf16>,
     /// One layer's bytes: (pages, kv_heads, keys and values).
     pub(super) pages: SharedMut<'a, u8>,
+    /// Whether all values that were stored are numbers.
+    pub(super) finite: AtomicBool,
+}
+
+/// The exponent of infinity and NaN.
+const NOT_FINITE: u16 = 0x7f80;
+
+fn are_finite(values: &[bf16]) -> bool {
+    values.iter().fold(0, |most, value| (value.to_bits() & !0x8000).max(most)) < NOT_FINITE
 }
 
 impl Shape {
@@ -102,6 +112,9 @@ impl Batch<'_> {
         let rows = &self.qkv[row * width..][..PAGE * width];
         let keys = &rows[config.query_width() + kv_head * head_dim..];
         let values = &keys[config.kv_width()..];
+        for values in values.chunks(width) {
+            self.look_at(&values[..head_dim]);
+        }
         let (isa, page) = (self.shape.isa, self.page(row, kv_head).cast());
         // SAFETY: the instruction set is there; all of the page is these rows'.
         unsafe {
@@ -137,11 +150,32 @@ impl Batch<'_> {
 
     fn store(&self, row: usize, kv_head: usize) {
         let config = &self.shape.config;
-        let (head_dim, slot) = (config.head_dim, self.rows[row].position as usize % PAGE);
+        let head_dim = config.head_dim;
         let values = &self.qkv[row * config.qkv_width()..][..config.qkv_width()];
         let keys = &values[config.query_width() + kv_head * head_dim..][..head_dim];
         let values =
             &values[config.query_width() + config.kv_width() + kv_head * head_dim..][..head_dim];
+        self.look_at(values);
+        self.write(row, kv_head, keys, values);
+    }
+
+    fn look_at(&self, values: &[bf16]) {
+        if !are_finite(values) {
+            self.finite.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Overwrites what was stored with zeros.
+    pub(super) fn forget_rows(&self) {
+        let zeros = vec![bf16::ZERO; self.shape.config.head_dim];
+        for row in 0..self.rows.len() {
+            (0..self.shape.config.kv_heads)
+                .for_each(|kv_head| self.write(row, kv_head, &zeros, &zeros));
+        }
+    }
+
+    fn write(&self, row: usize, kv_head: usize, keys: &[bf16], values: &[bf16]) {
+        let slot = self.rows[row].position as usize % PAGE;
         let (isa, page) = (self.shape.isa, self.page(row, kv_head));
         // SAFETY: the instruction set is there; no two rows have the same page and position, and
         // others' places on the page are not touched.
