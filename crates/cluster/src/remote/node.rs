@@ -51,9 +51,11 @@ impl Node {
     }
 }
 
-/// A Tier-1 node says that its connection to another is gone.
+/// A node says that its connection to a neighbour is gone.
 pub(crate) struct Accusation {
     pub by: Peer,
+    /// The connection's.
+    pub pass: u64,
     pub reason: String,
     pub since: Instant,
 }

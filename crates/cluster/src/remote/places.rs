@@ -105,34 +105,40 @@ impl RemoteFabric {
         }
     }
 
-    /// A node has lost a neighbour, whom the dispatcher may still hear. A Tier-2 node has only itself to lose. A Tier-1
-    /// node is believed of its Tier-2 nodes. Of two Tier-1 nodes, the one that is accused may be lost indeed, which the
-    /// dispatcher will hear too.
+    /// A node has lost a neighbour, whom the dispatcher may still hear. A Tier-1 node is believed of its Tier-2 nodes. A
+    /// Tier-2 node has only itself to lose, and of two Tier-1 nodes it is the one that is accused; but the neighbour may be
+    /// lost indeed, which the dispatcher will hear too.
     pub(super) fn link_lost(&mut self, peer: Peer, pass: u64, reason: String) {
         let [one, other] = self.links[&pass].ends;
         let Some(own) = self.nodes.get(&peer).map(|node| node.place) else { return };
         let other = if one == own { other } else { one };
         let Some(&host) = self.hosts.get(&other) else { return };
-        match (own.lane, other.lane) {
-            (Some(_), _) => self.give_up(peer, reason),
-            (None, Some(_)) => self.give_up(host, reason),
-            (None, None) => {
-                let accused = self.nodes.get_mut(&host).map(|node| &mut node.accused);
-                let accusation = Accusation { by: peer, reason, since: Instant::now() };
-                _ = accused.map(|accused| accused.get_or_insert(accusation));
-            }
+        let accused = match (own.lane, other.lane) {
+            (None, Some(_)) => return self.give_up(host, reason),
+            (Some(_), _) => peer,
+            (None, None) => host,
+        };
+        let accusation = Accusation { by: peer, pass, reason, since: Instant::now() };
+        if let Some(node) = self.nodes.get_mut(&accused)
+            && node.accused.as_ref().is_none_or(|one| !self.links.contains_key(&one.pass))
+        {
+            node.accused = Some(accusation);
         }
     }
 
-    /// Gives up Tier-1 nodes that lost a neighbour and that the dispatcher hears. Their neighbour is believed, but not
-    /// again and again.
+    /// Gives up nodes that lost a neighbour, if the dispatcher hears both. Of two Tier-1 nodes, the one that speaks is
+    /// believed, but not again and again.
     fn judge(&mut self) {
         let is_due = |accused: &mut Accusation| accused.since.elapsed() >= NOTICED_WITHIN;
         let due = self
             .nodes
             .iter_mut()
             .filter_map(|(peer, node)| Some((*peer, node.accused.take_if(is_due)?)));
-        for (accused, Accusation { by, reason, .. }) in due.collect::<Vec<_>>() {
+        for (accused, Accusation { by, pass, reason, .. }) in due.collect::<Vec<_>>() {
+            if !self.links.contains_key(&pass) {
+                // The neighbour is known to be lost.
+                continue;
+            }
             let Some(accuser) = self.nodes.get_mut(&by) else { continue };
             accuser.accusations += 1;
             let is_believed = accuser.accusations <= ACCUSATIONS_MAX;
