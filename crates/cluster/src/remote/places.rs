@@ -105,9 +105,9 @@ impl RemoteFabric {
         }
     }
 
-    /// A node has lost a neighbour, whom the dispatcher may still hear. A Tier-1 node is believed of its Tier-2 nodes. A
-    /// Tier-2 node has only itself to lose, and of two Tier-1 nodes it is the one that is accused; but the neighbour may be
-    /// lost indeed, which the dispatcher will hear too.
+    /// A node has lost a neighbour, whom the dispatcher may still hear. A Tier-1 node is believed of its Tier-2 nodes.
+    /// Otherwise the neighbour may be lost indeed, which the dispatcher will hear too. If it does not, a Tier-2 node loses its
+    /// own place, and a Tier-1 node costs the other its place.
     pub(super) fn link_lost(&mut self, peer: Peer, pass: u64, reason: String) {
         let [one, other] = self.links[&pass].ends;
         let Some(own) = self.nodes.get(&peer).map(|node| node.place) else { return };

@@ -22,7 +22,7 @@ const BASE_NONE: f32 = -1e30;
 const RAISE: f32 = 8.0;
 
 /// Running softmax of a tile: bases, sums of weights, and weighted sums of values. Rows begin with a cache line: they
-/// are loaded and stored for every block, and a vector that lies in two lines takes twice as long.
+/// are loaded and stored for every block, and a vector that lies in two lines takes longer.
 #[repr(C, align(64))]
 pub(super) struct RunningSoftmax {
     /// Sums of every sixteenth weight. They are added up in the end.
