@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// and must fit in the second-level cache (256 KiB of 2 MiB).
 const STEPS_ONCE: usize = 128;
 /// Bytes of the left operand that stay in the second-level cache, with all of k.
-const LEFT_BYTES: usize = 800 << 10;
+const LEFT_BYTES: usize = 1536 << 10;
 /// Rows at a time when the left operand does not stay in the cache. One piece of it, the next
 /// piece, and the results of many panels share the second-level cache.
 const ROWS_IN_PIECES: usize = 256;

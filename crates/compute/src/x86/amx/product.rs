@@ -34,31 +34,37 @@ pub(in crate::x86) unsafe fn multiply<E: Epilogue>(
         match blocks {
             1 => {
                 begin::<true>(pass);
-                multiply_pair::<E, 1, true>(pass, 0, &mut ahead, delayed);
+                multiply_pair::<E, 1, true, false>(pass, 0, &mut ahead, delayed);
             }
             2 => {
                 begin::<true>(pass);
-                multiply_pair::<E, 2, true>(pass, 0, &mut ahead, delayed);
+                multiply_pair::<E, 2, true, false>(pass, 0, &mut ahead, delayed);
             }
             _ => {
                 begin::<false>(pass);
-                for pair in 0..blocks / 2 {
-                    multiply_pair::<E, 2, false>(pass, pair, &mut ahead, delayed);
+                if ahead.is_little() {
+                    for pair in 0..blocks / 2 {
+                        multiply_pair::<E, 2, false, true>(pass, pair, &mut ahead, delayed);
+                    }
+                } else {
+                    for pair in 0..blocks / 2 {
+                        multiply_pair::<E, 2, false, false>(pass, pair, &mut ahead, delayed);
+                    }
                 }
                 if !blocks.is_multiple_of(2) {
-                    multiply_pair::<E, 1, false>(pass, blocks / 2, &mut ahead, delayed);
+                    multiply_pair::<E, 1, false, false>(pass, blocks / 2, &mut ahead, delayed);
                 }
             }
         }
     }
 }
 
-/// Weights that are fetched little by little: where the next lines are, and how many pairs of lines
-/// a step fetches from each panel.
+/// What is fetched little by little: where the next lines are, and how many of them a step fetches.
 struct Ahead {
+    /// Of each panel that the next pass needs.
     next: [*const u8; 2],
-    line_pairs: usize,
-    /// The same for the left operand, and how many lines a step fetches.
+    lines: usize,
+    /// Of the left operand.
     left: Range<*const u8>,
     left_lines: usize,
 }
@@ -67,12 +73,16 @@ impl Ahead {
     /// The fewest lines per step that fetch all of the next panels while the current ones meet all rows.
     /// With many rows this rounds up and runs on into the panels after those.
     fn new(pass: &PanelPass) -> Self {
-        let line_pairs = TILE_LINES.div_ceil(2 * pass.pairs());
         let next = pass.ahead.map(|panel| panel.cast::<u8>());
         let left = pass.left_ahead.start.cast::<u8>()..pass.left_ahead.end.cast::<u8>();
         let left_lines = (left.end.addr() - left.start.addr()) / LINE_BYTES;
         let left_lines = left_lines.div_ceil(pass.pairs() * (pass.steps - 1).max(1));
-        Self { next, line_pairs, left, left_lines }
+        Self { next, lines: TILE_LINES.div_ceil(pass.pairs()), left, left_lines }
+    }
+
+    /// Whether a step fetches one line or two of each panel, and nothing else.
+    fn is_little(&self) -> bool {
+        self.lines <= 2 && self.left_lines == 0
     }
 
     #[inline(always)]
@@ -86,17 +96,23 @@ impl Ahead {
         }
     }
 
+    /// Fetches a step's lines of one panel, which are few if they are `LITTLE`.
     #[inline(always)]
-    fn fetch(&mut self, panel: usize) {
-        for _ in 0..self.line_pairs {
-            let next = self.next[panel];
-            // SAFETY: a prefetch reads nothing.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T1>(next.cast());
-                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(LINE_BYTES).cast());
+    fn fetch<const LITTLE: bool>(&mut self, panel: usize) {
+        let next = self.next[panel];
+        // SAFETY: a prefetch reads nothing.
+        let fetch = |line: usize| unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * LINE_BYTES).cast());
+        };
+        if LITTLE {
+            fetch(0);
+            if self.lines > 1 {
+                fetch(1);
             }
-            self.next[panel] = next.wrapping_add(2 * LINE_BYTES);
+        } else {
+            (0..self.lines).for_each(fetch);
         }
+        self.next[panel] = next.wrapping_add(self.lines * LINE_BYTES);
     }
 }
 
@@ -162,7 +178,7 @@ unsafe fn begin<const ONCE: bool>(pass: &PanelPass) {
 /// cycles and almost none of the core's time. Between them, the core fetches a few lines of the next
 /// panels and finishes a few rows of the previous results.
 #[inline(always)]
-unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
+unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool, const LITTLE: bool>(
     pass: &PanelPass,
     pair: usize,
     ahead: &mut Ahead,
@@ -175,6 +191,7 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
     let each = TILE_ROWS.div_ceil((pass.steps - 1).max(1));
     // SAFETY: as promised by the caller of `multiply`; places are those of the pass's operands.
     unsafe {
+        let mut finished = 0;
         for _ in 1..pass.steps {
             left = left.add(TILE);
             left_second = left_second.add(TILE);
@@ -183,7 +200,7 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
             multiply_tiles!("0", "4", "6");
             multiply_tiles!("1", "4", "7");
             load_left!("4", left);
-            ahead.fetch(0);
+            ahead.fetch::<LITTLE>(0);
             if BLOCKS == 2 {
                 multiply_tiles!("2", "5", "6");
                 load_right!("6", right);
@@ -193,8 +210,10 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
                 load_right!("6", right);
             }
             load_right!("7", right_second);
-            ahead.fetch(1);
-            ahead.fetch_left();
+            ahead.fetch::<LITTLE>(1);
+            if !LITTLE {
+                ahead.fetch_left();
+            }
             if pass.accumulate && !ONCE {
                 for line in 0..RESULT_LINES_IN_STEP {
                     let line = results_ahead.wrapping_add(line * LINE_BYTES);
@@ -202,17 +221,16 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool>(
                 }
                 results_ahead = results_ahead.wrapping_add(RESULT_LINES_IN_STEP * LINE_BYTES);
             }
-            delayed.advance::<ZmmBf16>(each);
+            delayed.finish_some::<ZmmBf16>(finished..finished + each);
+            finished += each;
         }
-        if pass.steps == 1 {
-            // Finish the previous pair now: there was no time before, and these results may
-            // overwrite it.
-            delayed.finish::<ZmmBf16>();
-        }
+        // These results may overwrite those of the previous pair. A single step leaves no time for them.
+        delayed.finish_some::<ZmmBf16>(finished..TILE_ROWS);
+        delayed.done();
         multiply_tiles!("0", "4", "6");
-        ahead.fetch(0);
+        ahead.fetch::<LITTLE>(0);
         multiply_tiles!("1", "4", "7");
-        ahead.fetch(1);
+        ahead.fetch::<LITTLE>(1);
         if pair + 1 == pass.pairs() {
             if BLOCKS == 2 {
                 multiply_tiles!("2", "5", "6");
