@@ -10,18 +10,16 @@ use std::ops::Range;
 /// computed: on one row of the first block and the same row of the second at a time.
 pub(super) struct DelayedEpilogue<'a, E: Epilogue> {
     epilogue: &'a E,
-    columns: Option<E::Columns>,
-    /// First row of the batch, and how many there are: none if all are done.
-    first: usize,
-    rows: usize,
+    group: Option<(E::Columns, E::Rows)>,
+    /// Rows of each block; none if all are done.
+    rows: [usize; 2],
     values: *const f32,
     values_pair: usize,
 }
 
 impl<'a, E: Epilogue> DelayedEpilogue<'a, E> {
     pub(super) fn none(epilogue: &'a E) -> Self {
-        let values = std::ptr::null();
-        Self { epilogue, columns: None, first: 0, rows: 0, values, values_pair: 0 }
+        Self { epilogue, group: None, rows: [0; 2], values: std::ptr::null(), values_pair: 0 }
     }
 
     /// Finishes some rows of each block: those that there are. [`Self::done`] must follow when all were named once.
@@ -31,20 +29,17 @@ impl<'a, E: Epilogue> DelayedEpilogue<'a, E> {
     /// may be called for them.
     #[inline(always)]
     pub(super) unsafe fn finish_some<S: Simd>(&self, rows: Range<usize>) {
-        let Some(columns) = &self.columns else { return };
-        for index in rows.start..rows.end.min(self.rows).min(TILE_ROWS) {
-            let mut results = RowResults {
-                row: self.first + index,
-                values: self.values.wrapping_add(index * PANEL),
-                values_pair: self.values_pair,
-            };
+        let Some((columns, common)) = &self.group else { return };
+        for row in rows.start..rows.end.min(self.rows[0]) {
+            let values = self.values.wrapping_add(row * PANEL);
+            let mut results = RowResults { block: 0, row, values, values_pair: self.values_pair };
             // SAFETY: as promised by the caller; the results are there.
-            unsafe { self.epilogue.finish::<S>(columns, results) };
-            if index + TILE_ROWS < self.rows {
-                results.row += TILE_ROWS;
+            unsafe { self.epilogue.finish::<S>(columns, *common, results) };
+            if row < self.rows[1] {
+                results.block = 1;
                 results.values = results.values.wrapping_add(2 * RESULT_TILE);
                 // SAFETY: as above.
-                unsafe { self.epilogue.finish::<S>(columns, results) };
+                unsafe { self.epilogue.finish::<S>(columns, *common, results) };
             }
         }
     }
@@ -52,7 +47,7 @@ impl<'a, E: Epilogue> DelayedEpilogue<'a, E> {
     /// Nothing is left to do.
     #[inline(always)]
     pub(super) fn done(&mut self) {
-        self.rows = 0;
+        self.rows = [0; 2];
     }
 
     /// Finishes all rows.
@@ -69,11 +64,14 @@ impl<'a, E: Epilogue> DelayedEpilogue<'a, E> {
     /// Takes up the groups that the results of a pair of row blocks finish. Nothing else may be left to do, and the
     /// results must stay until they are done.
     pub(super) fn take(&mut self, pass: &PanelPass, pair: usize) {
-        assert_eq!(self.rows, 0, "the results before are done");
+        assert_eq!(self.rows, [0; 2], "the results before are done");
         if let Some((group, values)) = &pass.finishes {
-            self.columns = Some(self.epilogue.columns(group));
-            self.first = pass.rows.start + pair * ROWS_OF_PAIR;
-            self.rows = (pass.rows.end - self.first).min(ROWS_OF_PAIR);
+            let first = pass.rows.start + pair * ROWS_OF_PAIR;
+            let rows = pass.rows.end - first;
+            let columns = self.epilogue.columns(group);
+            let common = self.epilogue.rows(&columns, first);
+            self.group = Some((columns, common));
+            self.rows = [0, TILE_ROWS].map(|before| rows.saturating_sub(before).min(TILE_ROWS));
             self.values = values.wrapping_add(pass.place(pair));
             self.values_pair = pass.pairs() * RESULTS_OF_PAIR;
         }

@@ -18,15 +18,25 @@ use std::ptr;
 pub(super) trait Epilogue: Sync {
     /// What all rows of a group have in common.
     type Columns;
+    /// What the rows of a pair of row blocks have in common besides.
+    type Rows: Copy;
 
     fn columns(&self, group: &PanelGroup) -> Self::Columns;
 
-    /// Finishes one row of a group.
+    /// For the pair that begins with this row of the batch.
+    fn rows(&self, columns: &Self::Columns, first: usize) -> Self::Rows;
+
+    /// Finishes one row of a group. This is woven into products and must be short.
     ///
     /// # Safety
     /// The machine has the instruction set of `S`; the results are there; no other thread has this
     /// row and group.
-    unsafe fn finish<S: Simd>(&self, columns: &Self::Columns, results: RowResults);
+    unsafe fn finish<S: Simd>(
+        &self,
+        columns: &Self::Columns,
+        rows: Self::Rows,
+        results: RowResults,
+    );
 }
 
 /// Fetches a line that will soon be needed into the second-level cache; the first has no room.
@@ -39,38 +49,58 @@ fn fetch<T>(place: *const T) {
 /// slab[row] += result
 pub(super) struct AddResidual<'a> {
     /// (slab_rows, stride)
-    pub(super) slab: SharedMut<'a, f32>,
-    pub(super) stride: usize,
-    /// Slab row of each row of the batch, none twice.
-    pub(super) rows: &'a [usize],
+    slab: SharedMut<'a, f32>,
+    stride: usize,
+    rows: &'a [usize],
+}
+
+impl<'a> AddResidual<'a> {
+    /// `rows` are the slab rows of the batch, none twice.
+    pub(super) fn new(slab: &'a mut [f32], stride: usize, rows: &'a [usize]) -> Self {
+        let slab_rows = slab.len() / stride;
+        assert!(rows.iter().all(|&row| row < slab_rows), "a row outside the slab");
+        Self { slab: SharedMut::new(slab), stride, rows }
+    }
 }
 
 impl Epilogue for AddResidual<'_> {
-    /// First column, and columns.
-    type Columns = (usize, usize);
+    /// Where the first slab row's values begin, and how many there are.
+    type Columns = (*mut f32, usize);
+    /// Slab rows of the pair, and of the next one, or of this one if the next one is not whole.
+    type Rows = [*const usize; 2];
 
     fn columns(&self, group: &PanelGroup) -> Self::Columns {
-        (group.panels.start * PANEL, group.panels.len() * PANEL)
+        let (start, columns) = (group.panels.start * PANEL, group.panels.len() * PANEL);
+        assert!(start + columns <= self.stride, "columns outside the slab");
+        assert!(columns <= 2 * PANEL, "groups of two panels");
+        (self.slab.place(start, columns), columns)
+    }
+
+    fn rows(&self, _: &Self::Columns, first: usize) -> Self::Rows {
+        let next = if first + 2 * ROWS_OF_PAIR <= self.rows.len() { ROWS_OF_PAIR } else { 0 };
+        [first, first + next].map(|row| self.rows[row..].as_ptr())
     }
 
     #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, &(start, columns): &Self::Columns, results: RowResults) {
-        let residual = self.slab.place(self.rows[results.row] * self.stride + start, columns);
-        assert!(columns <= 2 * PANEL, "groups of two panels");
-        // The same place in the next pair of row blocks.
-        if let Some(&next) = self.rows.get(results.row + ROWS_OF_PAIR) {
-            let residual = self.slab.place(next * self.stride + start, columns);
-            fetch(residual);
-            fetch(residual.wrapping_add(PANEL));
-        }
-        // SAFETY: sixteen values each, which no other thread touches.
-        let add = |panel: usize| unsafe {
-            let residual = residual.add(panel * PANEL);
-            S::load(residual).add(S::load(results.of(panel))).store(residual);
-        };
-        add(0);
-        if columns > PANEL {
-            add(1);
+    unsafe fn finish<S: Simd>(
+        &self,
+        &(first, columns): &Self::Columns,
+        [rows, next]: Self::Rows,
+        results: RowResults,
+    ) {
+        // SAFETY: rows of the batch lie at both places; every slab row has these columns, sixteen values for each panel,
+        // which no other thread touches.
+        unsafe {
+            let residual = first.add(*rows.add(results.row_of_pair()) * self.stride);
+            // The same place in the next pair of row blocks.
+            let ahead = first.add(*next.add(results.row_of_pair()) * self.stride);
+            fetch(ahead);
+            fetch(ahead.wrapping_add(PANEL));
+            S::load(residual).add(S::load(results.of(0))).store(residual);
+            if columns > PANEL {
+                let residual = residual.add(PANEL);
+                S::load(residual).add(S::load(results.of(1))).store(residual);
+            }
         }
     }
 }
@@ -83,20 +113,26 @@ pub(super) struct Gate<'a> {
 impl Epilogue for Gate<'_> {
     /// Where the first row's values go.
     type Columns = *mut bf16;
+    /// Where the values of each block's first row go.
+    type Rows = [*mut bf16; 2];
 
     fn columns(&self, group: &PanelGroup) -> Self::Columns {
         let column = group.panels.start / 2 * PANEL;
         self.into.at(0, column / STEP).wrapping_add(column % STEP)
     }
 
+    fn rows(&self, &into: &Self::Columns, first: usize) -> Self::Rows {
+        let block = self.into.block_values();
+        let into = into.wrapping_add(first / TILE_ROWS * block);
+        [into, into.wrapping_add(block)]
+    }
+
     #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, &first: &Self::Columns, results: RowResults) {
+    unsafe fn finish<S: Simd>(&self, _: &Self::Columns, into: Self::Rows, results: RowResults) {
         // SAFETY: gate and up stay together; the rows' buffer has the row.
         unsafe {
             let (gate, up) = (S::load(results.of(0)), S::load(results.of(1)));
-            let block = results.row / TILE_ROWS * self.into.block_values();
-            let into = first.add(block + results.row % TILE_ROWS * STEP);
-            silu(gate).multiply(up).store_bf16(into);
+            silu(gate).multiply(up).store_bf16(into[results.block].add(results.row * STEP));
         }
     }
 }
@@ -195,15 +231,16 @@ impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
     unsafe fn finish_pair<S: Simd>(
         &self,
         columns: &QkvColumns,
+        targets: *const QkvTarget,
         results: RowResults,
         norm: HeadNorm<S>,
         pair: usize,
     ) {
-        let target = self.targets[results.row];
         let low = columns.low + pair * PANEL;
         let high = self.head_dim / 2 + low;
         // SAFETY: as promised by the caller.
         unsafe {
+            let target = *targets.add(results.row_of_pair());
             let into = target.values.add(columns.head_start);
             // The same place in the next head.
             fetch(into.wrapping_add(self.head_dim + low));
@@ -228,14 +265,15 @@ impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
     unsafe fn finish_odd<S: Simd>(
         &self,
         columns: &QkvColumns,
+        targets: *const QkvTarget,
         results: RowResults,
         norm: HeadNorm<S>,
     ) {
-        let target = self.targets[results.row];
         let mut values = [0.0; HEAD_DIM_MAX];
         let values = &mut values[..self.head_dim];
         // SAFETY: as promised by the caller.
         unsafe {
+            let target = *targets.add(results.row_of_pair());
             for (panel, values) in values.chunks_exact_mut(PANEL).enumerate() {
                 let value: S = self.value(columns, results, norm, panel, panel * PANEL);
                 value.store(values.as_mut_ptr());
@@ -270,6 +308,8 @@ pub(super) struct QkvColumns {
 
 impl<const PLAIN: bool> Epilogue for FinishQkv<'_, PLAIN> {
     type Columns = QkvColumns;
+    /// Targets of the pair's rows.
+    type Rows = *const QkvTarget;
 
     fn columns(&self, group: &PanelGroup) -> QkvColumns {
         let panels = self.head_dim / PANEL;
@@ -283,20 +323,29 @@ impl<const PLAIN: bool> Epilogue for FinishQkv<'_, PLAIN> {
         }
     }
 
+    fn rows(&self, _: &QkvColumns, first: usize) -> Self::Rows {
+        self.targets[first..].as_ptr()
+    }
+
     #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, columns: &QkvColumns, results: RowResults) {
-        // SAFETY: as promised by the caller: sixteen results in every panel, room for all heads in
-        // the target, and as many angles as a head has values.
+    unsafe fn finish<S: Simd>(
+        &self,
+        columns: &QkvColumns,
+        targets: Self::Rows,
+        results: RowResults,
+    ) {
+        // SAFETY: as promised by the caller: sixteen results in every panel, targets for the rows, room for all heads in
+        // a target, and as many angles as a head has values.
         unsafe {
             if PLAIN {
-                return self.finish_pair::<S>(columns, results, None, 0);
+                return self.finish_pair::<S>(columns, targets, results, None, 0);
             }
             let norm = self.head_norm::<S>(columns, results);
             if !(self.head_dim / 2).is_multiple_of(PANEL) {
-                return self.finish_odd(columns, results, norm);
+                return self.finish_odd(columns, targets, results, norm);
             }
             for pair in 0..columns.pairs {
-                self.finish_pair(columns, results, norm, pair);
+                self.finish_pair(columns, targets, results, norm, pair);
             }
         }
     }
@@ -311,14 +360,21 @@ pub(super) struct StoreLogits<'a> {
 impl Epilogue for StoreLogits<'_> {
     /// Tokens.
     type Columns = Range<usize>;
+    /// The first row.
+    type Rows = usize;
 
     fn columns(&self, group: &PanelGroup) -> Self::Columns {
         group.panels.start * PANEL..(group.panels.end * PANEL).min(self.vocab)
     }
 
+    fn rows(&self, _: &Self::Columns, first: usize) -> usize {
+        first
+    }
+
     #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, tokens: &Self::Columns, results: RowResults) {
-        let into = self.logits.place(results.row * self.vocab + tokens.start, tokens.len());
+    unsafe fn finish<S: Simd>(&self, tokens: &Self::Columns, first: usize, results: RowResults) {
+        let row = first + results.row_of_pair();
+        let into = self.logits.place(row * self.vocab + tokens.start, tokens.len());
         for start in (0..tokens.len()).step_by(PANEL) {
             let len = PANEL.min(tokens.len() - start);
             // SAFETY: sixteen results lie at the source, and no other thread has these logits.
@@ -365,15 +421,26 @@ pub(super) struct FindBest<'a> {
 impl Epilogue for FindBest<'_> {
     /// First of the task's places, and panels.
     type Columns = (usize, Range<usize>);
+    /// The first row's place.
+    type Rows = usize;
 
     fn columns(&self, group: &PanelGroup) -> Self::Columns {
         (group.task * self.rows, group.panels.clone())
     }
 
+    fn rows(&self, (start, _): &Self::Columns, first: usize) -> usize {
+        start + first
+    }
+
     #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, (start, group): &Self::Columns, results: RowResults) {
+    unsafe fn finish<S: Simd>(
+        &self,
+        (_, group): &Self::Columns,
+        first: usize,
+        results: RowResults,
+    ) {
         // SAFETY: no other task has this row and number.
-        let [best] = (unsafe { self.bests.part(start + results.row, 1) }) else {
+        let [best] = (unsafe { self.bests.part(first + results.row_of_pair(), 1) }) else {
             unreachable!("one was asked for")
         };
         // SAFETY: sixteen results at every place, sixteen lanes in the arrays.

@@ -1,6 +1,6 @@
 //! Parts of a product: a pass of it, the group of panels it belongs to, and the results of one row.
 
-use super::tiles::{RESULT_TILE, ROWS_OF_PAIR};
+use super::tiles::{RESULT_TILE, ROWS_OF_PAIR, TILE_ROWS};
 use half::bf16;
 use std::ops::Range;
 
@@ -57,7 +57,8 @@ pub(super) struct PanelGroup {
 /// Finished results of one row and a group.
 #[derive(Clone, Copy)]
 pub(super) struct RowResults {
-    /// Row of the batch.
+    /// Row block of the pair, and row of the block.
+    pub(super) block: usize,
     pub(super) row: usize,
     /// Results of the first pair of panels, and values from one to the next.
     pub(super) values: *const f32,
@@ -65,6 +66,12 @@ pub(super) struct RowResults {
 }
 
 impl RowResults {
+    /// Row of the pair.
+    #[inline(always)]
+    pub(super) fn row_of_pair(&self) -> usize {
+        self.block * TILE_ROWS + self.row
+    }
+
     /// The sixteen results of one of the group's panels, counted from its first.
     #[inline(always)]
     pub(super) fn of(&self, panel: usize) -> *const f32 {

@@ -174,8 +174,7 @@ impl X86Weights {
             IntoSlab::Output => (self.inputs.view(), &self.matrices.layers[layer].output),
             IntoSlab::Down => (self.gated.view(), &self.matrices.layers[layer].down),
         };
-        let slab = SharedMut::new(&mut self.slab);
-        let add = AddResidual { slab, stride: self.stride, rows: &self.rows };
+        let add = AddResidual::new(&mut self.slab, self.stride, &self.rows);
         let blocking = Blocking::new(self.rows.len(), weights, 2, self.threads.count());
         let rows = self.rows.len();
         // SAFETY: `load` was asked for an instruction set that is there; slab rows of a batch are distinct.

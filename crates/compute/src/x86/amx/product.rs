@@ -34,25 +34,23 @@ pub(in crate::x86) unsafe fn multiply<E: Epilogue>(
         match blocks {
             1 => {
                 begin::<true>(pass);
-                multiply_pair::<E, 1, true, false>(pass, 0, &mut ahead, delayed);
+                multiply_pair::<E, 1, true, 0>(pass, 0, &mut ahead, delayed);
             }
             2 => {
                 begin::<true>(pass);
-                multiply_pair::<E, 2, true, false>(pass, 0, &mut ahead, delayed);
+                multiply_pair::<E, 2, true, 0>(pass, 0, &mut ahead, delayed);
             }
             _ => {
                 begin::<false>(pass);
-                if ahead.is_little() {
-                    for pair in 0..blocks / 2 {
-                        multiply_pair::<E, 2, false, true>(pass, pair, &mut ahead, delayed);
-                    }
-                } else {
-                    for pair in 0..blocks / 2 {
-                        multiply_pair::<E, 2, false, false>(pass, pair, &mut ahead, delayed);
+                for pair in 0..blocks / 2 {
+                    match ahead.lines() {
+                        Some(1) => multiply_pair::<E, 2, false, 1>(pass, pair, &mut ahead, delayed),
+                        Some(2) => multiply_pair::<E, 2, false, 2>(pass, pair, &mut ahead, delayed),
+                        _ => multiply_pair::<E, 2, false, 0>(pass, pair, &mut ahead, delayed),
                     }
                 }
                 if !blocks.is_multiple_of(2) {
-                    multiply_pair::<E, 1, false, false>(pass, blocks / 2, &mut ahead, delayed);
+                    multiply_pair::<E, 1, false, 0>(pass, blocks / 2, &mut ahead, delayed);
                 }
             }
         }
@@ -80,9 +78,9 @@ impl Ahead {
         Self { next, lines: TILE_LINES.div_ceil(pass.pairs()), left, left_lines }
     }
 
-    /// Whether a step fetches one line or two of each panel, and nothing else.
-    fn is_little(&self) -> bool {
-        self.lines <= 2 && self.left_lines == 0
+    /// Lines of each panel that a step fetches, if that is all it fetches.
+    fn lines(&self) -> Option<usize> {
+        (self.left_lines == 0).then_some(self.lines)
     }
 
     #[inline(always)]
@@ -96,23 +94,16 @@ impl Ahead {
         }
     }
 
-    /// Fetches a step's lines of one panel, which are few if they are `LITTLE`.
+    /// Fetches a step's lines of one panel: `LINES`, or as many as there are.
     #[inline(always)]
-    fn fetch<const LITTLE: bool>(&mut self, panel: usize) {
+    fn fetch<const LINES: usize>(&mut self, panel: usize) {
+        let lines = if LINES > 0 { LINES } else { self.lines };
         let next = self.next[panel];
-        // SAFETY: a prefetch reads nothing.
-        let fetch = |line: usize| unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * LINE_BYTES).cast());
-        };
-        if LITTLE {
-            fetch(0);
-            if self.lines > 1 {
-                fetch(1);
-            }
-        } else {
-            (0..self.lines).for_each(fetch);
+        for line in 0..lines {
+            // SAFETY: a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * LINE_BYTES).cast()) };
         }
-        self.next[panel] = next.wrapping_add(self.lines * LINE_BYTES);
+        self.next[panel] = next.wrapping_add(lines * LINE_BYTES);
     }
 }
 
@@ -178,7 +169,7 @@ unsafe fn begin<const ONCE: bool>(pass: &PanelPass) {
 /// cycles and almost none of the core's time. Between them, the core fetches a few lines of the next
 /// panels and finishes a few rows of the previous results.
 #[inline(always)]
-unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool, const LITTLE: bool>(
+unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool, const LINES: usize>(
     pass: &PanelPass,
     pair: usize,
     ahead: &mut Ahead,
@@ -200,7 +191,7 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool, cons
             multiply_tiles!("0", "4", "6");
             multiply_tiles!("1", "4", "7");
             load_left!("4", left);
-            ahead.fetch::<LITTLE>(0);
+            ahead.fetch::<LINES>(0);
             if BLOCKS == 2 {
                 multiply_tiles!("2", "5", "6");
                 load_right!("6", right);
@@ -210,8 +201,8 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool, cons
                 load_right!("6", right);
             }
             load_right!("7", right_second);
-            ahead.fetch::<LITTLE>(1);
-            if !LITTLE {
+            ahead.fetch::<LINES>(1);
+            if LINES == 0 {
                 ahead.fetch_left();
             }
             if pass.accumulate && !ONCE {
@@ -228,9 +219,9 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool, cons
         delayed.finish_some::<ZmmBf16>(finished..TILE_ROWS);
         delayed.done();
         multiply_tiles!("0", "4", "6");
-        ahead.fetch::<LITTLE>(0);
+        ahead.fetch::<LINES>(0);
         multiply_tiles!("1", "4", "7");
-        ahead.fetch::<LITTLE>(1);
+        ahead.fetch::<LINES>(1);
         if pair + 1 == pass.pairs() {
             if BLOCKS == 2 {
                 multiply_tiles!("2", "5", "6");
