@@ -22,7 +22,8 @@ impl<'a, E: Epilogue> DelayedEpilogue<'a, E> {
         Self { epilogue, group: None, rows: [0; 2], values: std::ptr::null(), values_pair: 0 }
     }
 
-    /// Finishes some rows of each block: those that there are. [`Self::done`] must follow when all were named once.
+    /// Finishes some rows of each block, as far as there are such rows. Each is to be finished once, and then
+    /// [`Self::done`] to be called.
     ///
     /// # Safety
     /// The machine has the instruction set of `S`; the results that were taken up still exist; the epilogue
@@ -67,11 +68,11 @@ impl<'a, E: Epilogue> DelayedEpilogue<'a, E> {
         assert_eq!(self.rows, [0; 2], "the results before are done");
         if let Some((group, values)) = &pass.finishes {
             let first = pass.rows.start + pair * ROWS_OF_PAIR;
-            let rows = pass.rows.end - first;
+            let rows = (pass.rows.end - first).min(ROWS_OF_PAIR);
             let columns = self.epilogue.columns(group);
-            let common = self.epilogue.rows(&columns, first);
+            let common = self.epilogue.rows(&columns, first..first + rows);
             self.group = Some((columns, common));
-            self.rows = [0, TILE_ROWS].map(|before| rows.saturating_sub(before).min(TILE_ROWS));
+            self.rows = [rows.min(TILE_ROWS), rows.saturating_sub(TILE_ROWS)];
             self.values = values.wrapping_add(pass.place(pair));
             self.values_pair = pass.pairs() * RESULTS_OF_PAIR;
         }

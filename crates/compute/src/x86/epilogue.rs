@@ -1,14 +1,15 @@
 //! What happens to a product's results before they leave the thread's cache: row by row, while the
 //! next results are made.
 
+mod qkv;
+
+pub(super) use qkv::{FinishQkv, QkvTarget, heads_are_plain};
+
 use super::functions::silu;
-use super::pack::head_order;
 use super::panel_pass::{PanelGroup, RowResults};
 use super::simd::{SIMD_WIDTH, Simd};
-use super::tiles::{PANEL, ROWS_OF_PAIR, RowsMut, STEP, TILE_ROWS};
+use super::tiles::{PANEL, RowsMut, STEP, TILE_ROWS};
 use crate::memory::SharedMut;
-use crate::rope::rotate;
-use crate::source::HEAD_DIM_MAX;
 use half::bf16;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
@@ -23,14 +24,14 @@ pub(super) trait Epilogue: Sync {
 
     fn columns(&self, group: &PanelGroup) -> Self::Columns;
 
-    /// For the pair that begins with this row of the batch.
-    fn rows(&self, columns: &Self::Columns, first: usize) -> Self::Rows;
+    /// For the pair that has these rows of the batch.
+    fn rows(&self, columns: &Self::Columns, pair: Range<usize>) -> Self::Rows;
 
     /// Finishes one row of a group. This is woven into products and must be short.
     ///
     /// # Safety
-    /// The machine has the instruction set of `S`; the results are there; no other thread has this
-    /// row and group.
+    /// The machine has the instruction set of `S`; `columns` and `rows` were made by this epilogue for the group and the
+    /// pair; the row is one of the pair; its results are there; no other thread has this row and group.
     unsafe fn finish<S: Simd>(
         &self,
         columns: &Self::Columns,
@@ -66,7 +67,7 @@ impl<'a> AddResidual<'a> {
 impl Epilogue for AddResidual<'_> {
     /// Where the first slab row's values begin, and how many there are.
     type Columns = (*mut f32, usize);
-    /// Slab rows of the pair, and of the next one, or of this one if the next one is not whole.
+    /// Slab rows of the pair, and those to be fetched meanwhile.
     type Rows = [*const usize; 2];
 
     fn columns(&self, group: &PanelGroup) -> Self::Columns {
@@ -76,9 +77,11 @@ impl Epilogue for AddResidual<'_> {
         (self.slab.place(start, columns), columns)
     }
 
-    fn rows(&self, _: &Self::Columns, first: usize) -> Self::Rows {
-        let next = if first + 2 * ROWS_OF_PAIR <= self.rows.len() { ROWS_OF_PAIR } else { 0 };
-        [first, first + next].map(|row| self.rows[row..].as_ptr())
+    fn rows(&self, _: &Self::Columns, pair: Range<usize>) -> Self::Rows {
+        // The next pair may be a short one. Then the rows before its end serve as well.
+        let last = self.rows.len() - pair.len();
+        let next = pair.end.min(last);
+        [pair.clone(), next..next + pair.len()].map(|rows| self.rows[rows].as_ptr())
     }
 
     #[inline(always)]
@@ -88,8 +91,8 @@ impl Epilogue for AddResidual<'_> {
         [rows, next]: Self::Rows,
         results: RowResults,
     ) {
-        // SAFETY: rows of the batch lie at both places; every slab row has these columns, sixteen values for each panel,
-        // which no other thread touches.
+        // SAFETY: rows of the batch lie at both places; every slab row has these columns, sixteen values for each
+        // panel, which no other thread touches.
         unsafe {
             let residual = first.add(*rows.add(results.row_of_pair()) * self.stride);
             // The same place in the next pair of row blocks.
@@ -121,9 +124,9 @@ impl Epilogue for Gate<'_> {
         self.into.at(0, column / STEP).wrapping_add(column % STEP)
     }
 
-    fn rows(&self, &into: &Self::Columns, first: usize) -> Self::Rows {
+    fn rows(&self, &into: &Self::Columns, pair: Range<usize>) -> Self::Rows {
         let block = self.into.block_values();
-        let into = into.wrapping_add(first / TILE_ROWS * block);
+        let into = into.wrapping_add(pair.start / TILE_ROWS * block);
         [into, into.wrapping_add(block)]
     }
 
@@ -133,220 +136,6 @@ impl Epilogue for Gate<'_> {
         unsafe {
             let (gate, up) = (S::load(results.of(0)), S::load(results.of(1)));
             silu(gate).multiply(up).store_bf16(into[results.block].add(results.row * STEP));
-        }
-    }
-}
-
-/// Where a row's q, k, v go, and the cosines, then the sines, of its position.
-#[derive(Clone, Copy)]
-pub(super) struct QkvTarget {
-    pub(super) values: *mut bf16,
-    pub(super) angles: *const f32,
-}
-
-// SAFETY: only the thread that has a panel writes the panel's values in a target.
-unsafe impl Send for QkvTarget {}
-// SAFETY: as above.
-unsafe impl Sync for QkvTarget {}
-
-/// Bias, head norms, rotary embedding and rounding of q, k, v. Panels of a head come in the order of [`head_order`].
-/// Heads are `PLAIN` if there is neither bias nor norm and half a head is a whole number of panels. Most models'
-/// heads are, and code that is woven into a product must be short.
-pub(super) struct FinishQkv<'a, const PLAIN: bool> {
-    pub(super) targets: &'a [QkvTarget],
-    pub(super) bias: Option<&'a [f32]>,
-    pub(super) head_norms: Option<&'a [Vec<f32>; 2]>,
-    pub(super) epsilon: f32,
-    pub(super) head_dim: usize,
-    pub(super) heads: usize,
-    pub(super) kv_heads: usize,
-}
-
-/// Whether a model's heads are plain.
-pub(super) fn heads_are_plain(head_dim: usize, bias: bool, head_norms: bool) -> bool {
-    (head_dim / 2).is_multiple_of(PANEL) && !bias && !head_norms
-}
-
-impl<const PLAIN: bool> FinishQkv<'_, PLAIN> {
-    /// Panels that must stay together because they are rotated or normed together.
-    pub(super) fn group(&self) -> usize {
-        let panels = self.head_dim / PANEL;
-        if panels.is_multiple_of(2) && self.head_norms.is_none() { 2 } else { panels }
-    }
-
-    /// Results of one panel, bias added; `place` is the panel's in q, k, v.
-    #[inline(always)]
-    unsafe fn biased<S: Simd>(&self, results: RowResults, panel: usize, place: usize) -> S {
-        // SAFETY: sixteen results, sixteen biases.
-        unsafe {
-            let value = S::load(results.of(panel));
-            match self.bias {
-                Some(bias) if !PLAIN => value.add(S::load(bias[place..][..PANEL].as_ptr())),
-                _ => value,
-            }
-        }
-    }
-
-    /// What a complete head is multiplied by: 1 / √(mean x² + ε), and the norm's weights.
-    #[inline(always)]
-    unsafe fn head_norm<S: Simd>(&self, columns: &QkvColumns, results: RowResults) -> HeadNorm<S> {
-        let norms = self.head_norms.filter(|_| columns.rotates && !PLAIN)?;
-        let panels = self.head_dim / PANEL;
-        // SAFETY: as promised by the caller.
-        unsafe {
-            let mut sum = S::splat(0.0);
-            for panel in 0..panels {
-                let at = columns.head_start + panel * PANEL;
-                let value = self.biased::<S>(results, head_order(panel, panels), at);
-                sum = value.multiply_add(value, sum);
-            }
-            let scale = S::splat(1.0 / (sum.sum() / self.head_dim as f32 + self.epsilon).sqrt());
-            Some((scale, norms[usize::from(columns.of_kv)].as_ptr()))
-        }
-    }
-
-    /// Normed results of the group's panel at place `at` in its head. (Not a closure, because a closure might not
-    /// be compiled for the instruction set of `S`.)
-    #[inline(always)]
-    unsafe fn value<S: Simd>(
-        &self,
-        columns: &QkvColumns,
-        results: RowResults,
-        norm: HeadNorm<S>,
-        panel: usize,
-        at: usize,
-    ) -> S {
-        // SAFETY: as promised by the caller.
-        unsafe {
-            let value = self.biased::<S>(results, panel, columns.head_start + at);
-            match norm {
-                Some((scale, weights)) => value.multiply(scale).multiply(S::load(weights.add(at))),
-                None => value,
-            }
-        }
-    }
-
-    /// A panel of the first half of a head, and the panel it is rotated with.
-    #[inline(always)]
-    unsafe fn finish_pair<S: Simd>(
-        &self,
-        columns: &QkvColumns,
-        targets: *const QkvTarget,
-        results: RowResults,
-        norm: HeadNorm<S>,
-        pair: usize,
-    ) {
-        let low = columns.low + pair * PANEL;
-        let high = self.head_dim / 2 + low;
-        // SAFETY: as promised by the caller.
-        unsafe {
-            let target = *targets.add(results.row_of_pair());
-            let into = target.values.add(columns.head_start);
-            // The same place in the next head.
-            fetch(into.wrapping_add(self.head_dim + low));
-            fetch(into.wrapping_add(self.head_dim + high));
-            let a: S = self.value(columns, results, norm, 2 * pair, low);
-            let b: S = self.value(columns, results, norm, 2 * pair + 1, high);
-            if !columns.rotates {
-                a.store_bf16(into.add(low));
-                b.store_bf16(into.add(high));
-                return;
-            }
-            let cosine = S::load(target.angles.add(low));
-            let sine = S::load(target.angles.add(high));
-            a.multiply(cosine).subtract(b.multiply(sine)).store_bf16(into.add(low));
-            b.multiply(cosine).add(a.multiply(sine)).store_bf16(into.add(high));
-        }
-    }
-
-    /// A head whose half is not a whole number of vectors, so that values rotated together straddle
-    /// vectors.
-    #[inline(always)]
-    unsafe fn finish_odd<S: Simd>(
-        &self,
-        columns: &QkvColumns,
-        targets: *const QkvTarget,
-        results: RowResults,
-        norm: HeadNorm<S>,
-    ) {
-        let mut values = [0.0; HEAD_DIM_MAX];
-        let values = &mut values[..self.head_dim];
-        // SAFETY: as promised by the caller.
-        unsafe {
-            let target = *targets.add(results.row_of_pair());
-            for (panel, values) in values.chunks_exact_mut(PANEL).enumerate() {
-                let value: S = self.value(columns, results, norm, panel, panel * PANEL);
-                value.store(values.as_mut_ptr());
-            }
-            if columns.rotates {
-                let angles = std::slice::from_raw_parts(target.angles, self.head_dim);
-                rotate(values, angles);
-            }
-            for (panel, values) in values.chunks_exact(PANEL).enumerate() {
-                let into = target.values.add(columns.head_start + panel * PANEL);
-                S::load(values.as_ptr()).store_bf16(into);
-            }
-        }
-    }
-}
-
-/// What a head's values are multiplied by, if it has a norm: a number, and the norm's weights.
-type HeadNorm<S> = Option<(S, *const f32)>;
-
-/// What a group is.
-pub(super) struct QkvColumns {
-    /// Where its head begins in q, k, v.
-    head_start: usize,
-    /// Place of its first panel in the first half of the head, and how many pairs it forms with the second half.
-    low: usize,
-    pairs: usize,
-    /// Whether the head is one of q or k.
-    rotates: bool,
-    /// Whether the head is one of k or v.
-    of_kv: bool,
-}
-
-impl<const PLAIN: bool> Epilogue for FinishQkv<'_, PLAIN> {
-    type Columns = QkvColumns;
-    /// Targets of the pair's rows.
-    type Rows = *const QkvTarget;
-
-    fn columns(&self, group: &PanelGroup) -> QkvColumns {
-        let panels = self.head_dim / PANEL;
-        let (head, first) = (group.panels.start / panels, group.panels.start % panels);
-        QkvColumns {
-            head_start: head * self.head_dim,
-            low: first / 2 * PANEL,
-            pairs: group.panels.len() / 2,
-            rotates: head < self.heads + self.kv_heads,
-            of_kv: head >= self.heads,
-        }
-    }
-
-    fn rows(&self, _: &QkvColumns, first: usize) -> Self::Rows {
-        self.targets[first..].as_ptr()
-    }
-
-    #[inline(always)]
-    unsafe fn finish<S: Simd>(
-        &self,
-        columns: &QkvColumns,
-        targets: Self::Rows,
-        results: RowResults,
-    ) {
-        // SAFETY: as promised by the caller: sixteen results in every panel, targets for the rows, room for all heads in
-        // a target, and as many angles as a head has values.
-        unsafe {
-            if PLAIN {
-                return self.finish_pair::<S>(columns, targets, results, None, 0);
-            }
-            let norm = self.head_norm::<S>(columns, results);
-            if !(self.head_dim / 2).is_multiple_of(PANEL) {
-                return self.finish_odd(columns, targets, results, norm);
-            }
-            for pair in 0..columns.pairs {
-                self.finish_pair(columns, targets, results, norm, pair);
-            }
         }
     }
 }
@@ -367,8 +156,8 @@ impl Epilogue for StoreLogits<'_> {
         group.panels.start * PANEL..(group.panels.end * PANEL).min(self.vocab)
     }
 
-    fn rows(&self, _: &Self::Columns, first: usize) -> usize {
-        first
+    fn rows(&self, _: &Self::Columns, pair: Range<usize>) -> usize {
+        pair.start
     }
 
     #[inline(always)]
@@ -428,8 +217,8 @@ impl Epilogue for FindBest<'_> {
         (group.task * self.rows, group.panels.clone())
     }
 
-    fn rows(&self, (start, _): &Self::Columns, first: usize) -> usize {
-        start + first
+    fn rows(&self, (start, _): &Self::Columns, pair: Range<usize>) -> usize {
+        start + pair.start
     }
 
     #[inline(always)]

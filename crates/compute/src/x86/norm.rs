@@ -2,8 +2,9 @@
 
 use super::for_each_isa;
 use super::simd::{SIMD_WIDTH, Simd};
-use super::tiles::{RowsMut, STEP};
+use super::tiles::{RowsMut, STEP, TILE_ROWS};
 use half::bf16;
+use std::ops::Range;
 
 /// Sums of squares kept apart, so that additions overlap; added in one fixed order.
 const SUMS: usize = 4;
@@ -52,8 +53,7 @@ unsafe fn norm_row_simd<S: Simd>(norm: &NormRow<'_>) {
     unsafe {
         let mean = sum_of_squares::<S>(values.as_ptr(), values.len()) / norm.width as f32;
         let scale = S::splat(1.0 / (mean + norm.epsilon).sqrt());
-        for step in 0..norm.into.steps() {
-            let into = norm.into.at(norm.row, step);
+        for (step, into) in norm.into.places(norm.row).enumerate() {
             let mut both = [scale; STEP / SIMD_WIDTH];
             for (half, normed) in both.iter_mut().enumerate() {
                 let start = step * STEP + half * SIMD_WIDTH;
@@ -70,18 +70,21 @@ for_each_isa! {
     fn norm_row = norm_row_simd(norm: &NormRow<'_>)
 }
 
-/// Copies one row.
-pub(super) fn copy_row(values: &[bf16], into: &RowsMut<'_>, row: usize) {
-    assert_eq!(values.len(), into.width, "width of a copied row");
-    let (steps, rest) = values.as_chunks::<STEP>();
-    for (step, values) in steps.iter().enumerate() {
-        // SAFETY: a step of the row, whose place the caller owns.
-        unsafe { into.at(row, step).cast::<[bf16; STEP]>().write(*values) };
-    }
-    if !rest.is_empty() {
-        let mut values = [bf16::ZERO; STEP];
-        values[..rest.len()].copy_from_slice(rest);
-        // SAFETY: the last step of the row.
-        unsafe { into.at(row, steps.len()).cast::<[bf16; STEP]>().write(values) };
+/// Copies some rows of a row block, tile by tile.
+pub(super) fn copy_rows(sources: &[&[bf16]], into: &RowsMut<'_>, rows: Range<usize>) {
+    assert!(rows.start / TILE_ROWS == (rows.end - 1) / TILE_ROWS, "rows of one block");
+    let sources = &sources[rows.clone()];
+    assert!(sources.iter().all(|values| values.len() == into.width), "width of a copied row");
+    for (step, place) in into.places(rows.start).enumerate() {
+        for (row, values) in sources.iter().enumerate() {
+            let values = &values[step * STEP..];
+            let values = values.first_chunk::<STEP>().copied().unwrap_or_else(|| {
+                let mut padded = [bf16::ZERO; STEP];
+                padded[..values.len()].copy_from_slice(values);
+                padded
+            });
+            // SAFETY: a step of a row, whose place the caller owns.
+            unsafe { place.add(row * STEP).cast::<[bf16; STEP]>().write(values) };
+        }
     }
 }

@@ -23,7 +23,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// and must fit in the second-level cache (256 KiB of 2 MiB).
 const STEPS_ONCE: usize = 128;
 /// Bytes of the left operand that stay in the second-level cache, with all of k.
-const LEFT_BYTES: usize = 1536 << 10;
+const LEFT_BYTES: usize = 800 << 10;
+/// The same, and a group's results, if that saves cutting the rows into ranges: weights are then read once, and the
+/// ranges do not push each other out of the cache (of 2 MiB).
+const UNCUT_BYTES: usize = 1600 << 10;
 /// Rows at a time when the left operand does not stay in the cache. One piece of it, the next
 /// piece, and the results of many panels share the second-level cache.
 const ROWS_IN_PIECES: usize = 256;
@@ -74,13 +77,18 @@ impl Blocking {
     pub(super) fn new(rows: usize, weights: &Panels, group: usize, threads: usize) -> Self {
         let piece = steps_of_piece(rows, weights.steps());
         let steps = piece.div_ceil(piece.div_ceil(STEPS_ONCE));
-        let rows_max = LEFT_BYTES / (weights.steps() * STEP * size_of::<bf16>());
-        let rows_max = (rows_max / ROWS_OF_PAIR).max(1) * ROWS_OF_PAIR;
+        let row_bytes = weights.steps() * STEP * size_of::<bf16>();
+        let rows_max = (LEFT_BYTES / row_bytes / ROWS_OF_PAIR).max(1) * ROWS_OF_PAIR;
         let stays = steps == weights.steps() || rows.min(ROWS_IN_PIECES) <= rows_max;
         let bytes = weights.panels() * weights.steps() * TILE * size_of::<bf16>();
         let least = if bytes < WEIGHTS_LARGE { ROWS_OF_PART } else { ROWS_OF_LARGE_PART };
         let rows_of_part = rows.div_ceil((rows / least).clamp(1, threads));
-        let ranges = rows_of_part.div_ceil(if stays { rows_max } else { ROWS_IN_PIECES }).max(1);
+        let result_bytes = group.next_multiple_of(2) * PANEL * size_of::<f32>();
+        let uncut = stays && rows_of_part * (row_bytes + result_bytes) <= UNCUT_BYTES;
+        let ranges = match uncut {
+            true => 1,
+            false => rows_of_part.div_ceil(if stays { rows_max } else { ROWS_IN_PIECES }).max(1),
+        };
         // Even ranges, rather than a last one of few rows.
         let range = rows_of_part.div_ceil(ranges).next_multiple_of(ROWS_OF_PAIR).max(ROWS_OF_PAIR);
         let parts = rows.div_ceil(ranges * range).max(1);

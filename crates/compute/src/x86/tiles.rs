@@ -149,6 +149,17 @@ impl RowsMut<'_> {
         self.pointer.wrapping_add(tile * TILE + row % TILE_ROWS * STEP)
     }
 
+    /// Where the steps of a row stand, one after the other. (To find each by its number would take a division.)
+    #[inline(always)]
+    pub(super) fn places(&self, row: usize) -> impl Iterator<Item = *mut bf16> {
+        let Shape { steps, piece, blocks } = self.shape;
+        let first = self.at(row, 0);
+        (0..steps.div_ceil(piece)).flat_map(move |index| {
+            let first = first.wrapping_add(index * blocks * piece * TILE);
+            (0..piece.min(steps - index * piece)).map(move |step| first.wrapping_add(step * TILE))
+        })
+    }
+
     /// Clears the last step of all rows if only a part of it will be written. The weights there are 0, but what an earlier
     /// batch left there may be NaN.
     pub(super) fn clear_padding(&self) {

@@ -3,10 +3,10 @@
 use super::epilogue::{
     AddResidual, Best, FindBest, FinishQkv, Gate, QkvTarget, StoreLogits, better, heads_are_plain,
 };
-use super::norm::{NormRow, copy_row, norm_row};
+use super::norm::{NormRow, copy_rows, norm_row};
 use super::pack::{Panels, Sources};
 use super::product::{Blocking, Multiplier, share_start};
-use super::tiles::{Activations, PANEL, STEP};
+use super::tiles::{Activations, PANEL, ROWS_OF_PAIR, STEP, TILE_ROWS};
 use crate::memory::{Arena, Memory, SharedMut};
 use crate::rope::Rope;
 use crate::source::{LayerVectors, SliceSpec, WeightSource};
@@ -14,12 +14,12 @@ use crate::{ComputeError, Isa, ShardIn, ShardOut, Threads};
 use glinthawk_flight::Buffer;
 use glinthawk_model::{LayerTensor, ModelConfig, Tensor};
 use half::bf16;
-use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// How many rows before it is normed a row is fetched.
-const ROWS_AHEAD: usize = 4;
+const ROWS_AHEAD: usize = 2;
 
 struct Layer {
     vectors: LayerVectors,
@@ -156,15 +156,16 @@ impl X86Weights {
         let into = self.inputs.reshape(self.rows.len(), self.config.hidden);
         let (slab, stride, isa, rows) = (&*self.slab, self.stride, self.multiplier.isa, &self.rows);
         let (width, epsilon) = (self.config.hidden, self.config.norm_eps);
-        share_rows(&self.threads, rows.len(), |row| {
-            if let Some(&row) = rows.get(row + ROWS_AHEAD) {
-                fetch(&slab[row * stride..][..stride]);
+        share_rows(&self.threads, rows.len(), |share| {
+            for row in share {
+                if let Some(&row) = rows.get(row + ROWS_AHEAD) {
+                    fetch::<_MM_HINT_T0>(&slab[row * stride..][..stride]);
+                }
+                let values = &slab[rows[row] * stride..][..stride];
+                let norm = NormRow { values, weights, width, epsilon, into: &into, row };
+                // SAFETY: `load` was asked for an instruction set that is there; each row is one thread's.
+                unsafe { norm_row(isa, &norm) };
             }
-            let values = &slab[rows[row] * stride..][..stride];
-            // SAFETY: `load` was asked for an instruction set that is there; each row is one thread's.
-            unsafe {
-                norm_row(isa, &NormRow { values, weights, width, epsilon, into: &into, row })
-            };
         });
     }
 
@@ -346,9 +347,17 @@ impl X86Weights {
         });
         let sources: Vec<&[bf16]> = sources.collect();
         let (slab, stride, rows) = (&*self.slab, self.stride, &self.rows);
-        share_rows(&self.threads, rows.len(), |row| {
-            copy_row(sources[row], &into, row);
-            fetch(&slab[rows[row] * stride..][..stride]);
+        share_rows(&self.threads, rows.len(), |share| {
+            // The product fetches the residual of later pairs itself.
+            for &row in &rows[share.start..share.end.min(share.start + ROWS_OF_PAIR)] {
+                fetch::<_MM_HINT_T1>(&slab[row * stride..][..stride]);
+            }
+            let mut first = share.start;
+            while first < share.end {
+                let end = (first / TILE_ROWS + 1) * TILE_ROWS;
+                copy_rows(&sources, &into, first..end.min(share.end));
+                first = end;
+            }
         });
         self.multiply_into_slab(layer, IntoSlab::Output);
         self.norm_rows(Norm::FeedForward(layer));
@@ -398,21 +407,21 @@ fn slab_row(slab: &mut [f32], stride: usize, row: usize, hidden: usize) -> &mut 
     values
 }
 
-/// Runs `task` for every row on the thread whose share it is.
-fn share_rows(threads: &Threads, rows: usize, task: impl Fn(usize) + Sync) {
+/// Runs `task` for each thread's share of the rows.
+fn share_rows(threads: &Threads, rows: usize, task: impl Fn(Range<usize>) + Sync) {
     threads.run(|thread, count| {
         let start = |thread| share_start(rows, thread, count);
-        (start(thread)..start(thread + 1)).for_each(&task);
+        task(start(thread)..start(thread + 1));
     });
 }
 
-/// Prefetches values that will be needed soon. A residual has waited in memory while its row was
+/// Prefetches values that will be needed soon, into the level of the hint. A residual has waited in memory while its row was
 /// away.
-fn fetch(values: &[f32]) {
+fn fetch<const HINT: i32>(values: &[f32]) {
     const LINE: usize = 64 / size_of::<f32>();
     for line in values.chunks(LINE) {
         // SAFETY: a prefetch changes nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+        unsafe { _mm_prefetch::<HINT>(line.as_ptr().cast()) };
     }
 }
 

@@ -43,7 +43,7 @@ pub(in crate::x86) unsafe fn multiply<E: Epilogue>(
             _ => {
                 begin::<false>(pass);
                 for pair in 0..blocks / 2 {
-                    match ahead.lines() {
+                    match ahead.few_lines() {
                         Some(1) => multiply_pair::<E, 2, false, 1>(pass, pair, &mut ahead, delayed),
                         Some(2) => multiply_pair::<E, 2, false, 2>(pass, pair, &mut ahead, delayed),
                         _ => multiply_pair::<E, 2, false, 0>(pass, pair, &mut ahead, delayed),
@@ -78,9 +78,10 @@ impl Ahead {
         Self { next, lines: TILE_LINES.div_ceil(pass.pairs()), left, left_lines }
     }
 
-    /// Lines of each panel that a step fetches, if that is all it fetches.
-    fn lines(&self) -> Option<usize> {
-        (self.left_lines == 0).then_some(self.lines)
+    /// Lines of each panel that a step fetches, if it fetches nothing else and large batches have so few: a loop
+    /// would take too long there.
+    fn few_lines(&self) -> Option<usize> {
+        (self.left_lines == 0 && self.lines <= 2).then_some(self.lines)
     }
 
     #[inline(always)]
@@ -94,7 +95,7 @@ impl Ahead {
         }
     }
 
-    /// Fetches a step's lines of one panel: `LINES`, or as many as there are.
+    /// Fetches a step's lines of one panel: `LINES` if that is not 0.
     #[inline(always)]
     fn fetch<const LINES: usize>(&mut self, panel: usize) {
         let lines = if LINES > 0 { LINES } else { self.lines };
@@ -167,7 +168,8 @@ unsafe fn begin<const ONCE: bool>(pass: &PanelPass) {
 /// that cache alone. Tiles are loaded a step ahead, among the products of the step before, which costs
 /// least on cores where loads and products do not overlap by themselves. The products of a step take 64
 /// cycles and almost none of the core's time. Between them, the core fetches a few lines of the next
-/// panels and finishes a few rows of the previous results.
+/// panels and finishes a few rows of the previous results. `LINES` lines of each panel are all that a step fetches;
+/// if it is 0, `ahead` says what.
 #[inline(always)]
 unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool, const LINES: usize>(
     pass: &PanelPass,
@@ -215,7 +217,7 @@ unsafe fn multiply_pair<E: Epilogue, const BLOCKS: usize, const ONCE: bool, cons
             delayed.finish_some::<ZmmBf16>(finished..finished + each);
             finished += each;
         }
-        // These results may overwrite those of the previous pair. A single step leaves no time for them.
+        // These results may overwrite those of the previous pair. Rows are left only if there was no step before.
         delayed.finish_some::<ZmmBf16>(finished..TILE_ROWS);
         delayed.done();
         multiply_tiles!("0", "4", "6");
