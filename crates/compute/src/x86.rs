@@ -16,6 +16,7 @@ mod panel_pass;
 mod product;
 mod simd;
 mod softmax;
+mod store;
 mod tiles;
 mod vector;
 mod weigh;

@@ -142,73 +142,6 @@ impl Queries<'_> {
     }
 }
 
-/// Writes one position's keys and values into a head's page, [d / 2][16 positions][2] and
-/// [16 / 2][d][2]. Other positions of the page may be written at the same time.
-#[inline(always)]
-unsafe fn store_simd<S: Simd>(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize) {
-    // SAFETY: every place lies on the page, as promised by the caller.
-    unsafe {
-        for (pair, keys) in keys.chunks_exact(2).enumerate() {
-            into.add(pair * 2 * PAGE + slot * 2)
-                .cast::<[bf16; 2]>()
-                .write_unaligned([keys[0], keys[1]]);
-        }
-        let into = into.add(PAGE * keys.len() + slot / 2 * 2 * keys.len() + slot % 2);
-        for (column, values) in values.chunks_exact(SIMD_WIDTH).enumerate() {
-            S::spread_bf16(values.as_ptr(), into.add(2 * SIMD_WIDTH * column));
-        }
-    }
-}
-
-for_each_isa! {
-    /// Stores one position of one head.
-    fn store = store_simd(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize)
-}
-
-/// Writes all positions of a head's page at once. Their rows are `row` values apart.
-#[inline(always)]
-unsafe fn store_page_simd<S: Simd>(
-    keys: *const bf16,
-    values: *const bf16,
-    row: usize,
-    head_dim: usize,
-    into: *mut bf16,
-) {
-    // SAFETY: every place lies on the page, or in a row, as promised by the caller.
-    unsafe {
-        for step in 0..head_dim / STEP {
-            S::transpose_pairs(keys.add(step * STEP), row, into.add(step * TILE));
-        }
-        for pair in head_dim / STEP * STEP / 2..head_dim / 2 {
-            for slot in 0..PAGE {
-                let keys = keys.add(slot * row + 2 * pair).cast::<[bf16; 2]>().read_unaligned();
-                into.add((pair * PAGE + slot) * 2).cast::<[bf16; 2]>().write_unaligned(keys);
-            }
-        }
-        let into = into.add(PAGE * head_dim);
-        for slot in (0..PAGE).step_by(2) {
-            for column in (0..head_dim).step_by(SIMD_WIDTH) {
-                let values = values.add(slot * row + column);
-                S::interleave_bf16(
-                    [values, values.add(row)],
-                    into.add(slot * head_dim + 2 * column),
-                );
-            }
-        }
-    }
-}
-
-for_each_isa! {
-    /// Stores all positions of one head's page.
-    fn store_page = store_page_simd(
-        keys: *const bf16,
-        values: *const bf16,
-        row: usize,
-        head_dim: usize,
-        into: *mut bf16,
-    )
-}
-
 /// Attends the queries in `work` to the given pages, all of one split, and adds that to `work.parts`. `after` is what
 /// will be needed next.
 #[inline(always)]
@@ -475,7 +408,9 @@ impl<'a> Stretch<'a> {
             self.prepare_values::<S, SCALED>(work);
             let (step, steps) = (pages.start / STEP_PAGES, pages.len().div_ceil(STEP_PAGES));
             let weights = stretch_weights(work, 0).add(step * TILE);
-            let into = work.parts[tiles.start].values.as_mut_ptr();
+            let part = &mut work.parts[tiles.start];
+            let (into, begun) = (part.values.as_mut_ptr(), part.begun);
+            part.begun = true;
             if self.queries.tiles {
                 let first = work.values.as_ptr().wrapping_add(pages.start * PAGE * head_dim);
                 let values = match SCALED {
@@ -483,10 +418,12 @@ impl<'a> Stretch<'a> {
                     false => ValueTiles::packed(first, steps, head_dim),
                 };
                 if tiles.len() == TILES_TOGETHER {
-                    let into = [into, work.parts[tiles.start + 1].values.as_mut_ptr()];
-                    return amx::add_values_of_two(weights, STRETCH_WEIGHTS, values, into);
+                    let second = &mut work.parts[tiles.start + 1];
+                    let begun = [begun, std::mem::replace(&mut second.begun, true)];
+                    let into = [into, second.values.as_mut_ptr()];
+                    return amx::add_values_of_two(weights, STRETCH_WEIGHTS, values, into, begun);
                 }
-                return amx::add_values(weights, values, into, &mut self.fetcher);
+                return amx::add_values(weights, values, into, begun, &mut self.fetcher);
             }
             let columns = head_dim / SIMD_WIDTH;
             let values = work.values.as_ptr();
@@ -514,7 +451,7 @@ impl<'a> Stretch<'a> {
                         panels,
                         halves: count,
                         result: into.add(column * RESULT_TILE),
-                        accumulate: true,
+                        accumulate: begun || first > pages.start,
                     });
                 }
             }

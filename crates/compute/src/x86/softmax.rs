@@ -30,8 +30,9 @@ pub(super) struct RunningSoftmax {
     bases: [f32; TILE_ROWS],
     /// What the sums of values must still be multiplied by, for bases raised in this block.
     factors: [f32; TILE_ROWS],
-    /// [d / 16][16 rows][16]
+    /// [d / 16][16 rows][16], if they have begun: until then nothing was added, and what stands there means nothing.
     pub(super) values: Memory<f32>,
+    pub(super) begun: bool,
 }
 
 /// One row's scores of a block, and where its weights go.
@@ -108,6 +109,7 @@ impl RunningSoftmax {
             sums: [[0.0; SIMD_WIDTH]; TILE_ROWS],
             factors: [1.0; TILE_ROWS],
             values,
+            begun: false,
         })
     }
 
@@ -115,13 +117,12 @@ impl RunningSoftmax {
     pub(super) fn clear(&mut self, rows: usize) {
         self.bases = [BASE_NONE; TILE_ROWS];
         self.sums[..rows].fill([0.0; SIMD_WIDTH]);
-        for values in self.values.chunks_exact_mut(RESULT_TILE) {
-            values[..rows * SIMD_WIDTH].fill(0.0);
-        }
+        self.begun = false;
     }
 
-    /// Takes over what another tile's row has seen.
+    /// Takes over what another tile's row has seen. All rows of the tile must be taken over.
     pub(super) fn take_row(&mut self, row: usize, from: &Self, from_row: usize) {
+        self.begun = true;
         self.bases[row] = from.bases[from_row];
         self.sums[row] = from.sums[from_row];
         let tiles = self.values.chunks_exact_mut(RESULT_TILE);
@@ -253,6 +254,10 @@ pub(super) fn combine_tiles(
 /// Adds a split's part to the total. Rows that saw nothing in the split do not change.
 #[inline(always)]
 unsafe fn combine_simd<S: Simd>(rows: usize, part: &RunningSoftmax, total: &mut RunningSoftmax) {
+    if !total.begun {
+        total.values.fill(0.0);
+        total.begun = true;
+    }
     for row in (0..rows).filter(|&row| part.bases[row] != BASE_NONE) {
         let base = total.bases[row].max(part.bases[row]);
         // SAFETY: rows of both parts, which are of one size.

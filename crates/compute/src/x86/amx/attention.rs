@@ -242,7 +242,14 @@ impl ValueTiles {
     }
 }
 
-/// into[row] += Σ weights[row][position] · values[position] over all steps.
+/// Sets a result tile to the sums so far, if they have begun.
+macro_rules! begin_sums {
+    ($begun:expr, $load:literal, $tile:literal, $from:expr) => {
+        if $begun { load!($load, $tile, $from, ROW_BYTES) } else { clear!($tile) }
+    };
+}
+
+/// into[row] += Σ weights[row][position] · values[position] over all steps. Sums that have not `begun` begin with 0.
 ///
 /// # Safety
 /// Tiles are configured for attention with the rows in use; weights are [step][16][32], `into` [d / 16][16][16].
@@ -250,6 +257,7 @@ pub(in crate::x86) unsafe fn add_values(
     weights: *const bf16,
     values: ValueTiles,
     into: *mut f32,
+    begun: bool,
     fetcher: &mut Fetcher<'_>,
 ) {
     let ValueTiles { steps, columns, row_bytes, .. } = values;
@@ -258,10 +266,10 @@ pub(in crate::x86) unsafe fn add_values(
         let value = |step: usize, column: usize| values.tile(step, column);
         for first in (0..columns / 4 * 4).step_by(4) {
             let into = into.add(first * RESULT_TILE);
-            load!("0", into, ROW_BYTES);
-            load!("1", into.add(RESULT_TILE), ROW_BYTES);
-            load!("2", into.add(2 * RESULT_TILE), ROW_BYTES);
-            load!("3", into.add(3 * RESULT_TILE), ROW_BYTES);
+            begin_sums!(begun, "tileloadd", "0", into);
+            begin_sums!(begun, "tileloadd", "1", into.add(RESULT_TILE));
+            begin_sums!(begun, "tileloadd", "2", into.add(2 * RESULT_TILE));
+            begin_sums!(begun, "tileloadd", "3", into.add(3 * RESULT_TILE));
             for step in 0..steps {
                 load!("4", weights.add(step * TILE), ROW_BYTES);
                 load!("6", value(step, first), row_bytes);
@@ -284,7 +292,7 @@ pub(in crate::x86) unsafe fn add_values(
         }
         for last in columns / 4 * 4..columns {
             let into = into.add(last * RESULT_TILE);
-            load!("0", into, ROW_BYTES);
+            begin_sums!(begun, "tileloadd", "0", into);
             for step in 0..steps {
                 load!("4", weights.add(step * TILE), ROW_BYTES);
                 load!("6", value(step, last), row_bytes);
@@ -306,6 +314,7 @@ pub(in crate::x86) unsafe fn add_values_of_two(
     weights_tile: usize,
     values: ValueTiles,
     into: [*mut f32; 2],
+    begun: [bool; 2],
 ) {
     let ValueTiles { steps, columns, row_bytes, .. } = values;
     let second = weights.wrapping_add(weights_tile);
@@ -315,12 +324,12 @@ pub(in crate::x86) unsafe fn add_values_of_two(
         stream!("6", values.tile(0, 0), row_bytes);
         for column in (0..columns).step_by(2) {
             let into = into.map(|into| into.add(column * RESULT_TILE));
-            stream!("0", into[0], ROW_BYTES);
+            begin_sums!(begun[0], "tileloaddt1", "0", into[0]);
             stream!("7", values.tile(0, column + 1), row_bytes);
-            stream!("2", into[0].add(RESULT_TILE), ROW_BYTES);
+            begin_sums!(begun[0], "tileloaddt1", "2", into[0].add(RESULT_TILE));
             load!("5", second, ROW_BYTES);
-            stream!("1", into[1], ROW_BYTES);
-            stream!("3", into[1].add(RESULT_TILE), ROW_BYTES);
+            begin_sums!(begun[1], "tileloaddt1", "1", into[1]);
+            begin_sums!(begun[1], "tileloaddt1", "3", into[1].add(RESULT_TILE));
             for step in 1..steps {
                 multiply_tiles!("0", "4", "6");
                 multiply_tiles!("2", "4", "7");

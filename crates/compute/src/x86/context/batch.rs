@@ -8,6 +8,7 @@ use crate::x86::attention::{self, Queries, SPLIT_PAGES, Workspace};
 use crate::x86::int8;
 use crate::x86::pages::{After, HeadPages, PAGE, fetch};
 use crate::x86::softmax::{self, RunningSoftmax};
+use crate::x86::store;
 use crate::x86::tiles::{STEP, TILE, TILE_ROWS};
 use crate::{ContextType, Isa, Threads};
 use half::bf16;
@@ -28,11 +29,17 @@ pub(super) struct Batch<'a> {
     pub(super) finite: AtomicBool,
 }
 
-/// The exponent of infinity and NaN.
-const NOT_FINITE: u16 = 0x7f80;
-
-fn are_finite(values: &[bf16]) -> bool {
-    values.iter().fold(0, |most, value| (value.to_bits() & !0x8000).max(most)) < NOT_FINITE
+/// Pairs of row and query head by their numbers: row by row, head by head. (A division for each would take as long as
+/// the rest.)
+fn pairs_by_number(
+    pairs: Range<usize>,
+    group: usize,
+) -> impl Iterator<Item = (usize, usize)> + Clone {
+    let next = move |&(row, head): &(usize, usize)| {
+        Some(if head + 1 < group { (row, head + 1) } else { (row + 1, 0) })
+    };
+    let first = (pairs.start / group, pairs.start % group);
+    std::iter::successors(Some(first), next).take(pairs.len())
 }
 
 impl Shape {
@@ -112,14 +119,14 @@ impl Batch<'_> {
         let rows = &self.qkv[row * width..][..PAGE * width];
         let keys = &rows[config.query_width() + kv_head * head_dim..];
         let values = &keys[config.kv_width()..];
-        for values in values.chunks(width) {
-            self.look_at(&values[..head_dim]);
-        }
         let (isa, page) = (self.shape.isa, self.page(row, kv_head).cast());
+        let mut finite = true;
         // SAFETY: the instruction set is there; all of the page is these rows'.
         unsafe {
-            attention::store_page(isa, keys.as_ptr(), values.as_ptr(), width, head_dim, page);
+            let (keys, values) = (keys.as_ptr(), values.as_ptr());
+            store::store_page(isa, keys, values, width, head_dim, page, &mut finite);
         }
+        self.note(finite);
     }
 
     /// Stores a row after all earlier rows of its page.
@@ -155,12 +162,13 @@ impl Batch<'_> {
         let keys = &values[config.query_width() + kv_head * head_dim..][..head_dim];
         let values =
             &values[config.query_width() + config.kv_width() + kv_head * head_dim..][..head_dim];
-        self.look_at(values);
+        self.note(store::are_finite(values));
         self.write(row, kv_head, keys, values);
     }
 
-    fn look_at(&self, values: &[bf16]) {
-        if !are_finite(values) {
+    /// Notes whether some values are numbers.
+    fn note(&self, finite: bool) {
+        if !finite {
             self.finite.store(false, Ordering::Relaxed);
         }
     }
@@ -181,7 +189,7 @@ impl Batch<'_> {
         // others' places on the page are not touched.
         unsafe {
             match self.shape.context_type {
-                ContextType::Bf16 => attention::store(isa, keys, values, page.cast(), slot),
+                ContextType::Bf16 => store::store(isa, keys, values, page.cast(), slot),
                 ContextType::Int8 => int8::store(isa, keys, values, page, slot),
             }
         }
@@ -219,7 +227,8 @@ impl Batch<'_> {
     pub(super) fn pairs(&self, job: &Job) -> impl Iterator<Item = (usize, usize)> + Clone {
         let (row, group) = (job.row, self.shape.group());
         let first = job.kv_head * group;
-        job.pairs.clone().map(move |pair| (row + pair / group, first + pair % group))
+        let pairs = pairs_by_number(job.pairs.clone(), group);
+        pairs.map(move |(pair_row, head)| (row + pair_row, first + head))
     }
 
     /// Attends every family to the pages that its rows share.
@@ -275,8 +284,9 @@ impl Batch<'_> {
             tiles: isa == Isa::Amx,
         };
         let head = self.head_pages(job.kv_head);
-        let pair = |pair: usize| (rows[job.row + pair / group], job.kv_head * group + pair % group);
-        self.load_queries(job.pairs.clone().map(pair), &mut work.queries);
+        let pairs = pairs_by_number(job.pairs.clone(), group);
+        let pairs = pairs.map(|(row, head)| (rows[job.row + row], job.kv_head * group + head));
+        self.load_queries(pairs, &mut work.queries);
         softmax::clear(&mut work.totals, job.pairs.len());
         for split in 0..job.pages.div_ceil(SPLIT_PAGES) {
             let range = split_pages(split, &(0..job.pages));

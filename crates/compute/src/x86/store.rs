@@ -1,0 +1,89 @@
+//! Keys and values on their way into bf16 pages.
+
+use super::for_each_isa;
+use super::pages::PAGE;
+use super::simd::{SIMD_WIDTH, Simd};
+use super::tiles::{STEP, TILE};
+use half::bf16;
+
+/// Writes one position's keys and values into a head's page, [d / 2][16 positions][2] and
+/// [16 / 2][d][2]. Other positions of the page may be written at the same time.
+#[inline(always)]
+unsafe fn store_simd<S: Simd>(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize) {
+    // SAFETY: every place lies on the page, as promised by the caller.
+    unsafe {
+        for (pair, keys) in keys.chunks_exact(2).enumerate() {
+            into.add(pair * 2 * PAGE + slot * 2)
+                .cast::<[bf16; 2]>()
+                .write_unaligned([keys[0], keys[1]]);
+        }
+        let into = into.add(PAGE * keys.len() + slot / 2 * 2 * keys.len() + slot % 2);
+        for (column, values) in values.chunks_exact(SIMD_WIDTH).enumerate() {
+            S::spread_bf16(values.as_ptr(), into.add(2 * SIMD_WIDTH * column));
+        }
+    }
+}
+
+for_each_isa! {
+    /// Stores one position of one head.
+    fn store = store_simd(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize)
+}
+
+/// The exponent of infinity and NaN.
+const NOT_FINITE: u16 = 0x7f80;
+
+/// Whether all values are numbers.
+#[inline(always)]
+pub(super) fn are_finite(values: &[bf16]) -> bool {
+    values.iter().fold(0, |most, value| (value.to_bits() & !0x8000).max(most)) < NOT_FINITE
+}
+
+/// Writes all positions of a head's page at once. Their rows are `row` values apart. Says in `finite` if not all values are
+/// numbers.
+#[inline(always)]
+unsafe fn store_page_simd<S: Simd>(
+    keys: *const bf16,
+    values: *const bf16,
+    row: usize,
+    head_dim: usize,
+    into: *mut bf16,
+    finite: &mut bool,
+) {
+    // SAFETY: every place lies on the page, or in a row, as promised by the caller.
+    unsafe {
+        for slot in 0..PAGE {
+            *finite &= are_finite(std::slice::from_raw_parts(values.add(slot * row), head_dim));
+        }
+        for step in 0..head_dim / STEP {
+            S::transpose_pairs(keys.add(step * STEP), row, into.add(step * TILE));
+        }
+        for pair in head_dim / STEP * STEP / 2..head_dim / 2 {
+            for slot in 0..PAGE {
+                let keys = keys.add(slot * row + 2 * pair).cast::<[bf16; 2]>().read_unaligned();
+                into.add((pair * PAGE + slot) * 2).cast::<[bf16; 2]>().write_unaligned(keys);
+            }
+        }
+        let into = into.add(PAGE * head_dim);
+        for slot in (0..PAGE).step_by(2) {
+            for column in (0..head_dim).step_by(SIMD_WIDTH) {
+                let values = values.add(slot * row + column);
+                S::interleave_bf16(
+                    [values, values.add(row)],
+                    into.add(slot * head_dim + 2 * column),
+                );
+            }
+        }
+    }
+}
+
+for_each_isa! {
+    /// Stores all positions of one head's page.
+    fn store_page = store_page_simd(
+        keys: *const bf16,
+        values: *const bf16,
+        row: usize,
+        head_dim: usize,
+        into: *mut bf16,
+        finite: &mut bool,
+    )
+}
