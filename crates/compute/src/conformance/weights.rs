@@ -209,6 +209,8 @@ fn bits_depend_on_the_row_alone() {
     // of whole heads.
     bits_are_the_same_in_any_company(&Shape { feed_forward: 1700, ..big.clone() });
     bits_are_the_same_in_any_company(&Shape { hidden: 1700, feed_forward: 200, ..big.clone() });
+    // Pieces of k, and rows in several ranges whose inputs stay in the cache.
+    bits_are_the_same_in_any_company(&Shape { feed_forward: 1500, ..big.clone() });
     // Pieces of k when weights are used once.
     bits_are_the_same_in_any_company(&Shape { feed_forward: 4200, ..big });
 }

@@ -30,8 +30,8 @@ pub(super) trait Epilogue: Sync {
     /// Finishes one row of a group. This is woven into products and must be short.
     ///
     /// # Safety
-    /// The machine has the instruction set of `S`; `columns` and `rows` were made by this epilogue for the group and the
-    /// pair; the row is one of the pair; its results are there; no other thread has this row and group.
+    /// The machine has the instruction set of `S`; `columns` and `rows` were made by this epilogue for the group and
+    /// the pair; the row is one of the pair; its results are there; no other thread has this row and group.
     unsafe fn finish<S: Simd>(
         &self,
         columns: &Self::Columns,

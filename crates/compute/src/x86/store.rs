@@ -38,8 +38,8 @@ pub(super) fn are_finite(values: &[bf16]) -> bool {
     values.iter().fold(0, |most, value| (value.to_bits() & !0x8000).max(most)) < NOT_FINITE
 }
 
-/// Writes all positions of a head's page at once. Their rows are `row` values apart. Says in `finite` if not all values are
-/// numbers.
+/// Writes all positions of a head's page at once. Their rows are `row` values apart. Says in `finite` if not all
+/// values are numbers.
 #[inline(always)]
 unsafe fn store_page_simd<S: Simd>(
     keys: *const bf16,

@@ -415,8 +415,8 @@ fn share_rows(threads: &Threads, rows: usize, task: impl Fn(Range<usize>) + Sync
     });
 }
 
-/// Prefetches values that will be needed soon, into the level of the hint. A residual has waited in memory while its row was
-/// away.
+/// Prefetches values that will be needed soon, into the level of the hint. A residual has waited in memory while its
+/// row was away.
 fn fetch<const HINT: i32>(values: &[f32]) {
     const LINE: usize = 64 / size_of::<f32>();
     for line in values.chunks(LINE) {
