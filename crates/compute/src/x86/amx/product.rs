@@ -78,8 +78,8 @@ impl Ahead {
         Self { next, lines: TILE_LINES.div_ceil(pass.pairs()), left, left_lines }
     }
 
-    /// Lines of each panel that a step fetches, if it fetches nothing else and large batches have so few: a loop
-    /// would take too long there.
+    /// Lines of each panel that a step fetches, if they are one or two and all that it fetches. Large batches have so
+    /// few, and no time for a loop.
     fn few_lines(&self) -> Option<usize> {
         (self.left_lines == 0 && self.lines <= 2).then_some(self.lines)
     }

@@ -29,8 +29,8 @@ pub(super) struct Batch<'a> {
     pub(super) finite: AtomicBool,
 }
 
-/// Pairs of row and query head by their numbers: row by row, head by head. (A division for each would take as long as
-/// the rest.)
+/// Pairs of row and query head by their numbers: row by row, head by head. (To find each by itself would take two
+/// divisions.)
 fn pairs_by_number(
     pairs: Range<usize>,
     group: usize,
