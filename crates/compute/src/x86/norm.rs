@@ -70,21 +70,27 @@ for_each_isa! {
     fn norm_row = norm_row_simd(norm: &NormRow<'_>)
 }
 
-/// Copies some rows of a row block, tile by tile.
-pub(super) fn copy_rows(sources: &[&[bf16]], into: &RowsMut<'_>, rows: Range<usize>) {
+#[inline(always)]
+unsafe fn copy_rows_simd<S: Simd>(sources: &[&[bf16]], into: &RowsMut<'_>, rows: Range<usize>) {
     assert!(rows.start / TILE_ROWS == (rows.end - 1) / TILE_ROWS, "rows of one block");
     let sources = &sources[rows.clone()];
     assert!(sources.iter().all(|values| values.len() == into.width), "width of a copied row");
     for (step, place) in into.places(rows.start).enumerate() {
         for (row, values) in sources.iter().enumerate() {
-            let values = &values[step * STEP..];
-            let values = values.first_chunk::<STEP>().copied().unwrap_or_else(|| {
-                let mut padded = [bf16::ZERO; STEP];
+            let (values, mut padded) = (&values[step * STEP..], [bf16::ZERO; STEP]);
+            let from = if values.len() >= STEP {
+                values.as_ptr()
+            } else {
                 padded[..values.len()].copy_from_slice(values);
-                padded
-            });
-            // SAFETY: a step of a row, whose place the caller owns.
-            unsafe { place.add(row * STEP).cast::<[bf16; STEP]>().write(values) };
+                padded.as_ptr()
+            };
+            // SAFETY: a step of a row, which is as long as a vector; its place is the caller's.
+            unsafe { S::load(from.cast()).store(place.add(row * STEP).cast()) };
         }
     }
+}
+
+for_each_isa! {
+    /// Copies some rows of a row block, tile by tile.
+    fn copy_rows = copy_rows_simd(sources: &[&[bf16]], into: &RowsMut<'_>, rows: Range<usize>)
 }

@@ -123,10 +123,10 @@ impl<'a> Fetcher<'a> {
         (BLOCK_PAGES * self.part_groups / 2).div_ceil(rows)
     }
 
-    /// Groups to fetch for each of `rows` rows if nothing is fetched at other times.
+    /// Groups to fetch at each of so many times, if nothing is fetched at others.
     #[inline(always)]
-    pub(super) fn whole_share_of_row(&self, rows: usize) -> usize {
-        (2 * self.keys.len() * self.part_groups).div_ceil(rows)
+    pub(super) fn share(&self, times: usize) -> usize {
+        (2 * self.keys.len() * self.part_groups).div_ceil(times)
     }
 
     /// Where the next part begins.

@@ -9,7 +9,7 @@ use super::functions::{exp2, weight};
 use super::int8::Scales;
 use super::pages::{BLOCK_PAGES, PAGE};
 use super::simd::{SIMD_WIDTH, Simd};
-use super::tiles::{RESULT_TILE, TILE, TILE_ROWS};
+use super::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
 use super::weigh::Weigh;
 use crate::memory::Memory;
 use crate::{ComputeError, Isa};
@@ -17,6 +17,8 @@ use half::bf16;
 
 /// Stands for "no score yet": below any score, but finite, so that differences stay numbers.
 const BASE_NONE: f32 = -1e30;
+/// The offset before there is a base: any score raises it.
+const OFFSET_NONE: f32 = 1e38;
 /// How much a maximum must exceed the base before the base is raised. Weights stay below 2^8, which costs no
 /// precision.
 const RAISE: f32 = 8.0;
@@ -28,6 +30,8 @@ pub(super) struct RunningSoftmax {
     /// Sums of every sixteenth weight. They are added up in the end.
     sums: [[f32; SIMD_WIDTH]; TILE_ROWS],
     bases: [f32; TILE_ROWS],
+    /// What makes a score the exponent of its weight, as the path counts it: `one` less the base in parts.
+    offsets: [f32; TILE_ROWS],
     /// What the sums of values must still be multiplied by, for bases raised in this block.
     factors: [f32; TILE_ROWS],
     /// [d / 16][16 rows][16], if they have begun: until then nothing was added, and what stands there means nothing.
@@ -78,20 +82,17 @@ impl BlockRow<'_> {
     }
 }
 
-/// score · scale - base, counted in so many parts of a doubling, from `one` on. `scale` is in parts already.
+/// score · scale + offset
 #[inline(always)]
 unsafe fn exponents<S: Simd>(
     scores: [S; BLOCK_PAGES],
     scale: f32,
-    base: f32,
-    parts: f32,
-    one: f32,
+    offset: f32,
 ) -> [S; BLOCK_PAGES] {
     let [a, b, c, d] = scores;
     // SAFETY: as promised by the caller: the machine has the instruction set of `S`.
     unsafe {
-        let scale = S::splat(scale);
-        let offset = S::splat(base).multiply_add(S::splat(-parts), S::splat(one));
+        let (scale, offset) = (S::splat(scale), S::splat(offset));
         [
             a.multiply_add(scale, offset),
             b.multiply_add(scale, offset),
@@ -106,6 +107,7 @@ impl RunningSoftmax {
         let values = Memory::zeroed("attention sums", head_dim / SIMD_WIDTH * RESULT_TILE)?;
         Ok(Self {
             bases: [BASE_NONE; TILE_ROWS],
+            offsets: [OFFSET_NONE; TILE_ROWS],
             sums: [[0.0; SIMD_WIDTH]; TILE_ROWS],
             factors: [1.0; TILE_ROWS],
             values,
@@ -116,6 +118,7 @@ impl RunningSoftmax {
     /// Resets the first `rows` rows: they have seen nothing yet.
     pub(super) fn clear(&mut self, rows: usize) {
         self.bases = [BASE_NONE; TILE_ROWS];
+        self.offsets = [OFFSET_NONE; TILE_ROWS];
         self.sums[..rows].fill([0.0; SIMD_WIDTH]);
         self.begun = false;
         if cfg!(test) {
@@ -128,6 +131,7 @@ impl RunningSoftmax {
     pub(super) fn take_row(&mut self, row: usize, from: &Self, from_row: usize) {
         self.begun = true;
         self.bases[row] = from.bases[from_row];
+        self.offsets[row] = from.offsets[from_row];
         self.sums[row] = from.sums[from_row];
         let tiles = self.values.chunks_exact_mut(RESULT_TILE);
         for (values, from) in tiles.zip(from.values.chunks_exact(RESULT_TILE)) {
@@ -162,11 +166,14 @@ impl RunningSoftmax {
             for (page, score) in scores.iter_mut().enumerate().take(count) {
                 *score = block.page::<S, SCALED, WHOLE>(page);
             }
-            let mut x = exponents(scores, block.scale * parts, self.bases[row], parts, one);
+            let mut x = exponents(scores, block.scale * parts, self.offsets[row]);
             let largest = x[0].max(x[1]).max(x[2].max(x[3]));
             if largest.any_greater(S::splat(RAISE.mul_add(parts, one))) {
                 *raised |= self.raise(row, &scores, block.scale);
-                x = exponents(scores, block.scale * parts, self.bases[row], parts, one);
+                let base = S::splat(self.bases[row]);
+                let offset = base.multiply_add(S::splat(-parts), S::splat(one));
+                self.offsets[row] = offset.to_array()[0];
+                x = exponents(scores, block.scale * parts, self.offsets[row]);
             }
             let mut sum = S::load(self.sums[row].as_ptr());
             for pair in 0..count.div_ceil(2) {
@@ -235,6 +242,55 @@ impl RunningSoftmax {
     }
 }
 
+/// A block's scores of several tiles whose rows see all of it, and where its weights go.
+pub(super) struct WholeBlock {
+    /// [tile][page of the block][16 rows][16 positions]
+    pub(super) scores: *const f32,
+    /// Of each tile, [64 / 32][16 rows][32 positions]; the next tile's stand `weights_tile` further.
+    pub(super) weights: *mut bf16,
+    pub(super) weights_tile: usize,
+    /// Rows of all tiles.
+    pub(super) rows: usize,
+    /// log2 e / √d
+    pub(super) scale: f32,
+}
+
+/// Turns the scores of a block into weights that are for tiles. Says in `raised` if sums of values must be scaled first.
+#[inline(always)]
+unsafe fn weigh_block_simd<S: Weigh>(
+    parts: &mut [RunningSoftmax],
+    block: &WholeBlock,
+    raised: &mut bool,
+) {
+    for (tile, part) in parts.iter_mut().enumerate() {
+        let scores = block.scores.wrapping_add(tile * BLOCK_PAGES * RESULT_TILE);
+        let weights = block.weights.wrapping_add(tile * block.weights_tile);
+        for row in 0..(block.rows - tile * TILE_ROWS).min(TILE_ROWS) {
+            // Of a whole block without scales, nothing else is looked at.
+            let block = BlockRow {
+                scores: scores.wrapping_add(row * PAGE),
+                weights: weights.wrapping_add(row * STEP),
+                pages: &[],
+                position: 0,
+                seen: (0, 0),
+                head_dim: 0,
+                scale: block.scale,
+            };
+            // SAFETY: as promised by the caller.
+            unsafe { part.weigh::<S, false, true, true>(row, &block, raised) };
+        }
+    }
+}
+
+for_each_isa! {
+    /// Turns the scores of a block into weights that are for tiles.
+    fn weigh_block = weigh_block_simd(
+        parts: &mut [RunningSoftmax],
+        block: &WholeBlock,
+        raised: &mut bool,
+    )
+}
+
 /// Clears the first `rows` rows of tiles.
 pub(super) fn clear(tiles: &mut [RunningSoftmax], rows: usize) {
     for (tile, first) in tiles.iter_mut().zip((0..rows).step_by(TILE_ROWS)) {
@@ -262,12 +318,17 @@ unsafe fn combine_simd<S: Simd>(rows: usize, part: &RunningSoftmax, total: &mut 
         total.values.fill(0.0);
         total.begun = true;
     }
+    // SAFETY: sixteen rows; the machine has the instruction set, as promised by the caller.
+    let (bases, old, new) = unsafe {
+        let (old, new) = (S::load(total.bases.as_ptr()), S::load(part.bases.as_ptr()));
+        let bases = old.max(new);
+        let (old, new) = (exp2(old.subtract(bases)), exp2(new.subtract(bases)));
+        (bases.to_array(), old.to_array(), new.to_array())
+    };
     for row in (0..rows).filter(|&row| part.bases[row] != BASE_NONE) {
-        let base = total.bases[row].max(part.bases[row]);
         // SAFETY: rows of both parts, which are of one size.
         unsafe {
-            let old = exp2(S::splat(total.bases[row] - base));
-            let new = exp2(S::splat(part.bases[row] - base));
+            let (old, new) = (S::splat(old[row]), S::splat(new[row]));
             let tiles = total
                 .values
                 .chunks_exact_mut(RESULT_TILE)
@@ -280,7 +341,7 @@ unsafe fn combine_simd<S: Simd>(rows: usize, part: &RunningSoftmax, total: &mut 
             let sums = total.sums[row].as_mut_ptr();
             let part = S::load(part.sums[row].as_ptr()).multiply(new);
             S::load(sums).multiply_add(old, part).store(sums);
-            total.bases[row] = base;
+            total.bases[row] = bases[row];
         }
     }
 }
@@ -290,23 +351,25 @@ for_each_isa! {
     fn combine = combine_simd(rows: usize, part: &RunningSoftmax, total: &mut RunningSoftmax)
 }
 
-/// The attention output of one tile row, `head_dim` values.
+/// The attention output of a tile's rows, `head_dim` values each.
 #[inline(always)]
-unsafe fn finish_row_simd<S: Simd>(row: usize, total: &RunningSoftmax, into: *mut bf16) {
-    // SAFETY: `into` has room for the head, as promised by the caller.
-    unsafe {
-        let reciprocal = S::splat(1.0 / S::load(total.sums[row].as_ptr()).sum());
-        for (column, values) in total.values.chunks_exact(RESULT_TILE).enumerate() {
-            // Adding 0 turns a negative zero into a positive one. Otherwise the sign could depend
-            // on the rest of the tile.
-            let value = S::load(values[row * SIMD_WIDTH..].as_ptr())
-                .multiply_add(reciprocal, S::splat(0.0));
-            value.store_bf16(into.add(column * SIMD_WIDTH));
+unsafe fn finish_tile_simd<S: Simd>(total: &RunningSoftmax, places: &[*mut bf16]) {
+    for (row, into) in places.iter().enumerate() {
+        // SAFETY: `into` has room for the head, as promised by the caller.
+        unsafe {
+            let reciprocal = S::splat(1.0 / S::load(total.sums[row].as_ptr()).sum());
+            for (column, values) in total.values.chunks_exact(RESULT_TILE).enumerate() {
+                // Adding 0 turns a negative zero into a positive one. Otherwise the sign could depend
+                // on the rest of the tile.
+                let value = S::load(values[row * SIMD_WIDTH..].as_ptr())
+                    .multiply_add(reciprocal, S::splat(0.0));
+                value.store_bf16(into.add(column * SIMD_WIDTH));
+            }
         }
     }
 }
 
 for_each_isa! {
-    /// Writes one row's attention output.
-    fn finish_row = finish_row_simd(row: usize, total: &RunningSoftmax, into: *mut bf16)
+    /// Writes the attention output of a tile's rows.
+    fn finish_tile = finish_tile_simd(total: &RunningSoftmax, places: &[*mut bf16])
 }

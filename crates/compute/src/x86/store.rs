@@ -29,6 +29,29 @@ for_each_isa! {
     fn store = store_simd(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize)
 }
 
+/// Copies the heads of up to 16 rows into left-tile order, [d / 32][16 rows][32].
+#[inline(always)]
+unsafe fn load_tile_simd<S: Simd>(rows: &[&[bf16]], into: *mut bf16) {
+    for (row, values) in rows.iter().enumerate() {
+        let (steps, rest) = values.as_chunks::<STEP>();
+        // SAFETY: every place lies in the tiles, as promised by the caller. A step is as long as a vector.
+        unsafe {
+            let into = into.add(row * STEP);
+            for (step, values) in steps.iter().enumerate() {
+                S::load(values.as_ptr().cast()).store(into.add(step * TILE).cast());
+            }
+            if !rest.is_empty() {
+                rest.as_ptr().copy_to_nonoverlapping(into.add(steps.len() * TILE), rest.len());
+            }
+        }
+    }
+}
+
+for_each_isa! {
+    /// Copies the heads of up to 16 rows into left-tile order.
+    fn load_tile = load_tile_simd(rows: &[&[bf16]], into: *mut bf16)
+}
+
 /// The exponent of infinity and NaN.
 const NOT_FINITE: u16 = 0x7f80;
 

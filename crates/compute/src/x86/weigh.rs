@@ -56,13 +56,11 @@ const LOW_BYTES: u64 = 0x5555_5555_5555_5555;
 /// `from` less every second byte of `what`. With a mask that the compiler knows, it would take two instructions.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn subtract_low_bytes(mut from: __m512i, what: __m512i) -> __m512i {
+fn subtract_low_bytes(from: __m512i, what: __m512i) -> __m512i {
+    let mut low = LOW_BYTES;
     // SAFETY: works on registers alone.
-    unsafe {
-        asm!("vpsubb {from}{{{low}}}, {from}, {what}", from = inout(zmm_reg) from, what = in(zmm_reg) what,
-            low = in(kreg) LOW_BYTES, options(pure, nomem, nostack));
-    }
-    from
+    unsafe { asm!("/* {low} */", low = inout(reg) low, options(pure, nomem, nostack)) };
+    _mm512_mask_sub_epi8(from, low, from, what)
 }
 
 /// The bits of 2^x in bf16 are nearly a linear function of x: exponent and mantissa follow each other. So x is counted in

@@ -346,7 +346,7 @@ impl X86Weights {
             values[..shard.slab.len() * width].chunks_exact(width)
         });
         let sources: Vec<&[bf16]> = sources.collect();
-        let (slab, stride, rows) = (&*self.slab, self.stride, &self.rows);
+        let (slab, stride, isa, rows) = (&*self.slab, self.stride, self.multiplier.isa, &self.rows);
         share_rows(&self.threads, rows.len(), |share| {
             // The product fetches the residual of later pairs itself.
             for &row in &rows[share.start..share.end.min(share.start + ROWS_OF_PAIR)] {
@@ -355,7 +355,8 @@ impl X86Weights {
             let mut first = share.start;
             while first < share.end {
                 let end = (first / TILE_ROWS + 1) * TILE_ROWS;
-                copy_rows(&sources, &into, first..end.min(share.end));
+                // SAFETY: the instruction set is there; each thread has rows of its own.
+                unsafe { copy_rows(isa, &sources, &into, first..end.min(share.end)) };
                 first = end;
             }
         });

@@ -89,7 +89,9 @@ pub(in crate::x86) unsafe fn score_pages(
 }
 
 /// As [`score_pages`], for two tiles of rows: into[tile][page][row][position]. Tiles are loaded a step ahead, among the
-/// products of the step before.
+/// products of the step before. At the end, the pages that come next are begun, so that the tiles have work while the
+/// scores become weights. Returns whether they are; then the next call is for them, and says that they have `begun`,
+/// unless tiles were used for something else meanwhile.
 ///
 /// # Safety
 /// Tiles are configured for attention with whole tiles, d is a multiple of 32, queries are [tile][d / 32][16][32],
@@ -97,23 +99,30 @@ pub(in crate::x86) unsafe fn score_pages(
 pub(in crate::x86) unsafe fn score_pages_of_two(
     queries: *const bf16,
     keys: &[*const bf16],
+    next: &[*const bf16],
     head_dim: usize,
     into: *mut f32,
-) {
+    begun: bool,
+) -> bool {
     let steps = head_dim / STEP;
     if let (2, &[a, b, c, d]) = (steps, keys) {
+        let next = next.first_chunk();
         // SAFETY: as promised by the caller.
-        return unsafe { score_block_of_two(queries, [a, b, c, d], into) };
+        unsafe { score_block_of_two(queries, [a, b, c, d], next, into, begun) };
+        return next.is_some();
     }
     let second = queries.wrapping_add(steps * TILE);
-    let last = keys.len() - 1;
-    let mut pages = [keys[0], keys[last.min(1)]];
+    // The last of an odd number is scored twice.
+    let pair = |keys: &[*const bf16]| [keys[0], keys[1.min(keys.len() - 1)]];
+    let mut pages = pair(keys);
     // SAFETY: as promised by the caller.
     unsafe {
-        load!("4", queries, ROW_BYTES);
-        stream!("6", pages[0], ROW_BYTES);
-        stream!("7", pages[1], ROW_BYTES);
-        load!("5", second, ROW_BYTES);
+        if !begun {
+            load!("4", queries, ROW_BYTES);
+            stream!("6", pages[0], ROW_BYTES);
+            stream!("7", pages[1], ROW_BYTES);
+            load!("5", second, ROW_BYTES);
+        }
         for first in (0..keys.len()).step_by(2) {
             clear!("0");
             clear!("2");
@@ -129,8 +138,11 @@ pub(in crate::x86) unsafe fn score_pages_of_two(
                 load!("5", second.add(step * TILE), ROW_BYTES);
                 stream!("7", pages[1].add(step * TILE), ROW_BYTES);
             }
-            // The last of an odd number is scored twice. After the last ones, a page is loaded in vain.
-            pages = [keys[(first + 2).min(last)], keys[(first + 3).min(last)]];
+            pages = match (keys.get(first + 2..), next) {
+                (Some(left @ [_, ..]), _) | (_, left @ [_, ..]) => pair(left),
+                // Loaded in vain.
+                _ => pages,
+            };
             let into = into.add(first * RESULT_TILE);
             multiply_tiles!("0", "4", "6");
             multiply_tiles!("2", "4", "7");
@@ -146,6 +158,8 @@ pub(in crate::x86) unsafe fn score_pages_of_two(
             store!("3", into.add((BLOCK_PAGES + 1) * RESULT_TILE));
         }
     }
+    // Blocks of heads of 64 begin in another way.
+    steps != 2 && !next.is_empty()
 }
 
 /// A block of heads of 64 for two tiles of rows. All four tiles of queries stay (4 to 7), so that a tile of keys (3) is all
@@ -156,26 +170,36 @@ pub(in crate::x86) unsafe fn score_pages_of_two(
 unsafe fn score_block_of_two(
     queries: *const bf16,
     keys: [*const bf16; BLOCK_PAGES],
+    next: Option<&[*const bf16; BLOCK_PAGES]>,
     into: *mut f32,
+    begun: bool,
 ) {
+    /// The products of the first page, and a tile of the second.
+    macro_rules! begin {
+        ($a:expr, $b:expr) => {
+            stream!("3", $a, ROW_BYTES);
+            clear!("0");
+            multiply_tiles!("0", "4", "3");
+            clear!("1");
+            multiply_tiles!("1", "6", "3");
+            stream!("3", $a.add(TILE), ROW_BYTES);
+            multiply_tiles!("0", "5", "3");
+            multiply_tiles!("1", "7", "3");
+            stream!("3", $b, ROW_BYTES);
+        };
+    }
     let [a, b, c, d] = keys;
     let first = |page: usize| into.wrapping_add(page * RESULT_TILE);
     let second = |page: usize| first(BLOCK_PAGES + page);
     // SAFETY: as promised by the caller.
     unsafe {
-        load!("4", queries, ROW_BYTES);
-        stream!("3", a, ROW_BYTES);
-        load!("6", queries.add(2 * TILE), ROW_BYTES);
-        load!("5", queries.add(TILE), ROW_BYTES);
-        load!("7", queries.add(3 * TILE), ROW_BYTES);
-        clear!("0");
-        multiply_tiles!("0", "4", "3");
-        clear!("1");
-        multiply_tiles!("1", "6", "3");
-        stream!("3", a.add(TILE), ROW_BYTES);
-        multiply_tiles!("0", "5", "3");
-        multiply_tiles!("1", "7", "3");
-        stream!("3", b, ROW_BYTES);
+        if !begun {
+            load!("4", queries, ROW_BYTES);
+            load!("6", queries.add(2 * TILE), ROW_BYTES);
+            load!("5", queries.add(TILE), ROW_BYTES);
+            load!("7", queries.add(3 * TILE), ROW_BYTES);
+            begin!(a, b);
+        }
         clear!("2");
         multiply_tiles!("2", "4", "3");
         store!("0", first(0));
@@ -207,6 +231,9 @@ unsafe fn score_block_of_two(
         multiply_tiles!("1", "7", "3");
         store!("0", first(3));
         store!("1", second(3));
+        if let Some(&[a, b, ..]) = next {
+            begin!(a, b);
+        }
     }
 }
 

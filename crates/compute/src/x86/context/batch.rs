@@ -198,28 +198,31 @@ impl Batch<'_> {
     /// Copies the queries of some rows and query heads into left-tile order.
     pub(super) fn load_queries(
         &self,
-        pairs: impl Iterator<Item = (usize, usize)> + Clone,
+        pairs: impl Iterator<Item = (usize, usize)>,
         queries: &mut [bf16],
     ) {
         let config = &self.shape.config;
-        let steps = config.head_dim.div_ceil(STEP);
-        let start = |(row, head)| row * config.qkv_width() + head * config.head_dim;
+        let (width, head_dim) = (config.qkv_width(), config.head_dim);
+        let mut heads =
+            pairs.map(|(row, head)| &self.qkv[row * width + head * head_dim..][..head_dim]);
         // Rows stand far apart, so they are fetched a tile ahead.
-        let mut ahead = pairs.clone().skip(TILE_ROWS);
-        for (index, pair) in pairs.enumerate() {
-            if let Some(pair) = ahead.next() {
-                fetch(&self.qkv[start(pair)..][..config.head_dim]);
+        let mut next_tile = || {
+            let (mut tile, mut count) = ([[].as_slice(); TILE_ROWS], 0);
+            for (place, head) in tile.iter_mut().zip(&mut heads) {
+                fetch(head);
+                *place = head;
+                count += 1;
             }
-            let start = start(pair);
-            let into = &mut queries[index / TILE_ROWS * steps * TILE + index % TILE_ROWS * STEP..];
-            // Whole steps have a length that the compiler knows, and are copied without a call.
-            let (whole, rest) = self.qkv[start..][..config.head_dim].as_chunks::<STEP>();
-            for (step, values) in whole.iter().enumerate() {
-                into[step * TILE..][..STEP].copy_from_slice(values);
+            (tile, count)
+        };
+        let mut next = next_tile();
+        for queries in queries.chunks_exact_mut(head_dim.div_ceil(STEP) * TILE) {
+            let (tile, count) = std::mem::replace(&mut next, next_tile());
+            if count == 0 {
+                return;
             }
-            if !rest.is_empty() {
-                into[whole.len() * TILE..][..rest.len()].copy_from_slice(rest);
-            }
+            // SAFETY: the instruction set is there, and all tiles of a head.
+            unsafe { store::load_tile(self.shape.isa, &tile[..count], queries.as_mut_ptr()) };
         }
     }
 
@@ -368,14 +371,19 @@ impl Batch<'_> {
     /// Writes a job's attention output.
     pub(super) fn finish(&self, job: &Job, totals: &[RunningSoftmax]) {
         let config = &self.shape.config;
-        for (index, (row, head)) in self.pairs(job).enumerate() {
+        let mut places = self.pairs(job).map(|(row, head)| {
             let start = row * config.query_width() + head * config.head_dim;
-            let (total, tile_row) = (&totals[index / TILE_ROWS], index % TILE_ROWS);
-            // SAFETY: the instruction set is there; no other job has this row and head.
-            unsafe {
-                let into = self.attended.part(start, config.head_dim);
-                softmax::finish_row(self.shape.isa, tile_row, total, into.as_mut_ptr());
+            // SAFETY: no other job has this row and head.
+            unsafe { self.attended.part(start, config.head_dim) }.as_mut_ptr()
+        });
+        for total in &totals[..job.tiles()] {
+            let (mut tile, mut count) = ([std::ptr::null_mut(); TILE_ROWS], 0);
+            for (place, head) in tile.iter_mut().zip(&mut places) {
+                *place = head;
+                count += 1;
             }
+            // SAFETY: the instruction set is there, and each place has room for a head.
+            unsafe { softmax::finish_tile(self.shape.isa, total, &tile[..count]) };
         }
     }
 }
