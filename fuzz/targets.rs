@@ -1,6 +1,6 @@
 //! What is fuzzed: everything that reads bytes of strangers. Each function takes any bytes and must return.
 //!
-//! `cargo fuzz` runs them under `fuzz_targets/`, and an ordinary test (`crates/cli/tests/fuzzing.rs`) on every change.
+//! `cargo fuzz` runs them under `fuzz_targets/`, and an ordinary test (`crates/cli/tests/suite/fuzzing.rs`) on every change.
 
 use glinthawk_cluster::net::{HELLO_BYTES, Hello, Status, Token};
 use glinthawk_cluster::read_any;

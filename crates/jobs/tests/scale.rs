@@ -1,6 +1,8 @@
 //! A long input runs in memory that does not grow with it, except for 16-byte keys. Alone in its
-//! file, because it measures its process.
+//! binary, because it measures its process.
 
+#[path = "suite/common.rs"]
+#[allow(dead_code, reason = "the suite uses the rest")]
 mod common;
 
 use common::{Case, backwards, complete, submit};

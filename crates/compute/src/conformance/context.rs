@@ -7,9 +7,14 @@ use glinthawk_flight::Buffer;
 use half::bf16;
 use std::collections::BTreeMap;
 
+/// How large queries, keys and values usually are.
+const SIZE: f32 = 2.0;
+
 /// A prompt's context: which pages hold it, scattered over the store.
 struct Prompt {
     seed: u64,
+    /// How large its queries, keys and values are. Large ones have scores that differ much.
+    size: f32,
     pages: Vec<u32>,
 }
 
@@ -19,6 +24,7 @@ impl Prompt {
         let count = positions.div_ceil(shape.page_positions as usize);
         Self {
             seed,
+            size: SIZE,
             pages: (0..count).rev().map(|page| (page * of + seed as usize) as u32).collect(),
         }
     }
@@ -62,7 +68,7 @@ fn attend_changed(
     {
         for (column, value) in values.iter_mut().enumerate() {
             let seed = 1000 * prompt.seed + u64::from(position);
-            *value = bf16::from_f32(2.0 * noise(seed, column as u64));
+            *value = bf16::from_f32(prompt.size * noise(seed, column as u64));
         }
         if is_nan(position) {
             values.fill(bf16::NAN);
@@ -198,12 +204,18 @@ fn rows_that_nobody_asks_for_are_stored() {
 #[test]
 fn bits_depend_on_the_row_alone() {
     let base = Shape { heads: 6, kv_heads: 2, ..Shape::default() };
-    let shapes = [None, Some(100)].map(|window| Shape { window, ..base.clone() });
-    for shape in of_every_type(shapes.to_vec()) {
+    let mut shapes = [None, Some(100)].map(|window| Shape { window, ..base.clone() }).to_vec();
+    shapes.push(Shape { head_dim: 32, window: Some(500), ..base.clone() });
+    shapes.push(Shape { head_dim: 128, ..base.clone() });
+    for shape in of_every_type(shapes) {
         for isa in Isa::available() {
             // Long enough for several splits, if the path is fast enough for the test.
-            let end = if isa == Isa::Portable { 100 } else { 2100 };
-            let prompt = Prompt::new(&shape, 1, end as usize, 2);
+            let long = if shape.head_dim == base.head_dim { 2100 } else { 1100 };
+            let end = if isa == Isa::Portable { 100 } else { long };
+            let mut prompt = Prompt::new(&shape, 1, end as usize, 2);
+            if shape.head_dim != base.head_dim {
+                prompt.size = 6.0;
+            }
             let other = Prompt::new(&shape, 2, 40, 2);
             let pages = 2 * prompt.pages.len() + 2;
             let expected =
@@ -349,7 +361,7 @@ fn a_page_may_belong_to_several_prompts() {
         let shape = &shape;
         // Two prompts with the same first positions, in the same two pages, which only the first stored.
         let shared = 2 * shape.page_positions;
-        let fork = |seed, own: u32| Prompt { seed, pages: vec![5, 2, own] };
+        let fork = |seed, own: u32| Prompt { seed, size: SIZE, pages: vec![5, 2, own] };
         let (one, other) = (fork(1, 0), fork(2, 1));
         let apart = |context: &mut CpuContext, positions: [u32; 2]| {
             let rows = [(&one, positions[0]), (&other, positions[1])];
@@ -373,7 +385,7 @@ fn prompts_that_begin_alike_attend_together() {
     let base = Shape { heads: 6, kv_heads: 2, ..Shape::default() };
     let narrow = Shape { head_dim: 80, heads: 20, ..base.clone() };
     let windowed = Shape { window: Some(100), ..base.clone() };
-    let trunk = Prompt { seed: 0, pages: (0..130).rev().collect() };
+    let trunk = Prompt { seed: 0, size: SIZE, pages: (0..130).rev().collect() };
     // Prompts have this many of the trunk's pages, then four of their own. A split has 64 pages.
     let cases: [&[usize]; 4] = [
         &[70, 70, 70, 69, 68, 65, 64, 64, 63, 10, 10, 10, 4, 4, 3, 0],
@@ -407,7 +419,7 @@ fn check_forks(
     let fork = |(index, &count): (usize, &usize)| {
         let own = (trunk.pages.len() + 4 * index) as u32;
         let pages = trunk.pages[..count].iter().copied().chain(own..own + 4).collect();
-        Prompt { seed: 1 + index as u64, pages }
+        Prompt { seed: 1 + index as u64, size: SIZE, pages }
     };
     let prompts: Vec<Prompt> = shared.iter().enumerate().map(fork).collect();
     for (from, chunk) in [(0, 1), (1, 20), (21, 1)] {

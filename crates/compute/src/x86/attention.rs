@@ -181,7 +181,7 @@ unsafe fn attend_simd<S: Weigh>(
         let fetcher = Fetcher::new(after, stretch_pages);
         // SAFETY: pages of the job exist, and buffers have room for a stretch, by construction.
         unsafe {
-            let mut stretch = Stretch::new(queries, head, page..end, fetcher, work);
+            let mut stretch = Stretch::new(queries, head, page..end, fetcher);
             match head.context_type {
                 ContextType::Bf16 => stretch.attend::<S, false>(work),
                 ContextType::Int8 => stretch.attend::<S, true>(work),

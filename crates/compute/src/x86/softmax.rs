@@ -16,9 +16,9 @@ use crate::{ComputeError, Isa};
 use half::bf16;
 
 /// Stands for "no score yet": below any score, but finite, so that differences stay numbers.
-const BASE_NONE: f32 = -1e30;
-/// The offset before there is a base: any score raises it.
-const OFFSET_NONE: f32 = 1e38;
+const BASE_NONE: f32 = -1e32;
+/// The offset before there is a base: a score above [`BASE_NONE`] raises it, however many parts a doubling has.
+const OFFSET_NONE: f32 = -BASE_NONE;
 /// How much a maximum must exceed the base before the base is raised. Weights stay below 2^8, which costs no
 /// precision.
 const RAISE: f32 = 8.0;
@@ -318,12 +318,14 @@ unsafe fn combine_simd<S: Simd>(rows: usize, part: &RunningSoftmax, total: &mut 
         total.values.fill(0.0);
         total.begun = true;
     }
+    let mut bases = total.bases;
+    bases.iter_mut().zip(part.bases).for_each(|(base, new)| *base = base.max(new));
     // SAFETY: sixteen rows; the machine has the instruction set, as promised by the caller.
-    let (bases, old, new) = unsafe {
-        let (old, new) = (S::load(total.bases.as_ptr()), S::load(part.bases.as_ptr()));
-        let bases = old.max(new);
-        let (old, new) = (exp2(old.subtract(bases)), exp2(new.subtract(bases)));
-        (bases.to_array(), old.to_array(), new.to_array())
+    let (old, new) = unsafe {
+        let base = S::load(bases.as_ptr());
+        let old = exp2(S::load(total.bases.as_ptr()).subtract(base));
+        let new = exp2(S::load(part.bases.as_ptr()).subtract(base));
+        (old.to_array(), new.to_array())
     };
     for row in (0..rows).filter(|&row| part.bases[row] != BASE_NONE) {
         // SAFETY: rows of both parts, which are of one size.

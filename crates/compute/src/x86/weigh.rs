@@ -13,6 +13,8 @@ pub(super) trait Weigh: Simd {
     const PARTS: f32 = 1.0;
     /// x of a weight of 1.
     const ONE: f32 = 0.0;
+    /// Whether its products may run on AMX tiles.
+    const MAY_HAVE_TILES: bool = false;
 
     /// Writes the weights of two pages: 0 for -∞. Returns `sum` with all of them added. In what order positions stand
     /// is for the path to say if they are for `TILES`, where values are copied into any order: see [`tile_pair`].
@@ -69,6 +71,7 @@ fn subtract_low_bytes(from: __m512i, what: __m512i) -> __m512i {
 impl Weigh for ZmmBf16 {
     const PARTS: f32 = STEPS;
     const ONE: f32 = EXPONENT_OF_ONE * STEPS;
+    const MAY_HAVE_TILES: bool = true;
 
     #[inline(always)]
     unsafe fn weigh<const TILES: bool>(x: [Self; 2], sum: Self, into: *mut bf16) -> Self {

@@ -95,7 +95,8 @@ pub(in crate::x86) unsafe fn score_pages(
 ///
 /// # Safety
 /// Tiles are configured for attention with whole tiles, d is a multiple of 32, queries are [tile][d / 32][16][32],
-/// there is at least one page, and room for [`BLOCK_PAGES`].
+/// there is at least one page, and room for [`BLOCK_PAGES`]. If these pages have `begun`, they are the last call's `next`,
+/// for the same queries, and no tile was used since.
 pub(in crate::x86) unsafe fn score_pages_of_two(
     queries: *const bf16,
     keys: &[*const bf16],
@@ -140,8 +141,7 @@ pub(in crate::x86) unsafe fn score_pages_of_two(
             }
             pages = match (keys.get(first + 2..), next) {
                 (Some(left @ [_, ..]), _) | (_, left @ [_, ..]) => pair(left),
-                // Loaded in vain.
-                _ => pages,
+                _ => pages, // loaded in vain, as a partial block of heads of 64 loads the next
             };
             let into = into.add(first * RESULT_TILE);
             multiply_tiles!("0", "4", "6");

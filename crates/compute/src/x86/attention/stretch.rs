@@ -2,6 +2,7 @@
 //! added.
 
 use super::{Queries, STEP_PAGES, STRETCH_WEIGHTS, TILES_TOGETHER, Workspace};
+use crate::Isa;
 use crate::x86::amx::{self, ValueTiles};
 use crate::x86::int8;
 use crate::x86::pages::{BLOCK_PAGES, Fetcher, HeadPages, PAGE, STRETCH_PAGES};
@@ -10,13 +11,13 @@ use crate::x86::softmax::{self, BlockRow, WholeBlock};
 use crate::x86::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
 use crate::x86::vector::{DotRows, HALF_PAIRS, dot_rows};
 use crate::x86::weigh::{Weigh, tile_pair};
-use crate::{ContextType, Isa};
 use half::bf16;
 use std::ops::Range;
 
-/// From so many tiles of a job on, lines are fetched once for each tile and block. A few instructions for each row would
-/// take as long as the row itself. With fewer tiles they are fetched more often, so that not too many are on their way.
-const MANY_TILES: usize = 8;
+/// From so many tiles of a job on, lines are fetched once for each block of one tile or two. A few instructions for each
+/// row would take as long as the row itself. With fewer tiles they are fetched more often, so that not too many are on
+/// their way.
+const MANY_TILES: usize = 32;
 /// Rows that become weights before the next lines are fetched, if tiles are few.
 const FEW_ROWS: usize = 8;
 
@@ -26,7 +27,7 @@ pub(super) struct Stretch<'a> {
     head: HeadPages,
     range: Range<usize>,
     pages: [*const u8; STRETCH_PAGES],
-    /// Each page's keys as bf16.
+    /// Each page's keys as bf16. Those of int8 pages are widened first.
     keys: [*const bf16; STRETCH_PAGES],
     /// log2 e / √d
     scale: f32,
@@ -45,23 +46,18 @@ impl<'a> Stretch<'a> {
         head: HeadPages,
         range: Range<usize>,
         fetcher: Fetcher<'a>,
-        work: &Workspace,
     ) -> Self {
         let mut pages = [std::ptr::null(); STRETCH_PAGES];
-        let mut keys = [std::ptr::null(); STRETCH_PAGES];
-        for (index, &page) in queries.pages[range.clone()].iter().enumerate() {
+        for (pointer, &page) in pages.iter_mut().zip(&queries.pages[range.clone()]) {
             // SAFETY: the page exists, as promised by the caller.
-            pages[index] = unsafe { head.page(page) };
-            keys[index] = match head.context_type {
-                ContextType::Bf16 => pages[index].cast(),
-                ContextType::Int8 => work.keys.as_ptr().wrapping_add(index * PAGE * head.head_dim),
-            };
+            *pointer = unsafe { head.page(page) };
         }
+        let keys = pages.map(|page| page.cast());
         let blocks = range.len().div_ceil(BLOCK_PAGES);
         let (rows_at_once, share) = match queries.tile_count() {
             1 => (1, fetcher.share_of_row(queries.rows)),
             2..MANY_TILES => (FEW_ROWS, FEW_ROWS * fetcher.share(blocks * queries.rows)),
-            // Half as often as there are tiles and blocks, because not all rows of a prompt see all of them.
+            // Twice what all tiles and blocks would need, because not all rows of a prompt see all of them.
             tiles => (TILE_ROWS, fetcher.share(blocks * tiles / 2)),
         };
         let scale = std::f32::consts::LOG2_E / (head.head_dim as f32).sqrt();
@@ -79,6 +75,12 @@ impl<'a> Stretch<'a> {
         }
     }
 
+    /// Whether products run on tiles. Paths that never do need no code for it.
+    #[inline(always)]
+    fn tiles<S: Weigh>(&self) -> bool {
+        S::MAY_HAVE_TILES && self.queries.tiles
+    }
+
     /// Attends all tiles. The keys and values of a stretch stay in a cache meanwhile.
     #[inline(always)]
     pub(super) unsafe fn attend<S: Weigh, const SCALED: bool>(&mut self, work: &mut Workspace) {
@@ -90,8 +92,10 @@ impl<'a> Stretch<'a> {
                 let pages = self.pages.map(|page| page.cast());
                 let pages = &pages[..self.range.len()];
                 int8::widen::<S>(pages, count, into, self.queries.tiles, &mut self.fetcher);
+                let first = into.cast_const();
+                self.keys = std::array::from_fn(|page| first.wrapping_add(page * count));
             }
-            let together = if self.queries.tiles && self.head.head_dim.is_multiple_of(STEP) {
+            let together = if self.tiles::<S>() && self.head.head_dim.is_multiple_of(STEP) {
                 TILES_TOGETHER
             } else {
                 1
@@ -133,7 +137,7 @@ impl<'a> Stretch<'a> {
                 let whole = block.len() == BLOCK_PAGES
                     && first as usize <= page * PAGE
                     && block_end * PAGE <= last as usize + 1;
-                let raised = match (whole, self.queries.tiles) {
+                let raised = match (whole, self.tiles::<S>()) {
                     (true, true) if !SCALED && many && tiles.len() == TILES_TOGETHER => {
                         self.weigh_two(&tiles, block.start, rows.len(), work)
                     }
@@ -198,7 +202,8 @@ impl<'a> Stretch<'a> {
         raised
     }
 
-    /// As [`Self::weigh`], for two tiles on AMX and a block that all their rows see all of.
+    /// As [`Self::weigh`], for two tiles on AMX and a block without scales that all their rows see all of. `page` is the
+    /// block's first, counted from the stretch's.
     #[inline(always)]
     unsafe fn weigh_two(
         &mut self,
@@ -226,7 +231,7 @@ impl<'a> Stretch<'a> {
     /// Scores of one tile or two for a block's pages, counted from the stretch's first: q · k, not yet scaled. Returns
     /// whether those of the `next` block have begun.
     #[inline(always)]
-    unsafe fn score<S: Simd>(
+    unsafe fn score<S: Weigh>(
         &mut self,
         tiles: &Range<usize>,
         [block, next]: [Range<usize>; 2],
@@ -239,10 +244,10 @@ impl<'a> Stretch<'a> {
         unsafe {
             let queries = work.queries.as_ptr().add(tiles.start * head_dim.div_ceil(STEP) * TILE);
             let into = work.scores.as_mut_ptr();
-            if tiles.len() == TILES_TOGETHER {
+            if self.tiles::<S>() && tiles.len() == TILES_TOGETHER {
                 return amx::score_pages_of_two(queries, keys, next, head_dim, into, begun);
             }
-            if self.queries.tiles {
+            if self.tiles::<S>() {
                 amx::score_pages(queries, keys, head_dim, into, &mut self.fetcher);
                 return false;
             }
@@ -269,7 +274,7 @@ impl<'a> Stretch<'a> {
 
     /// Adds the values of some pages, weighted, to the sums of one tile or two.
     #[inline(always)]
-    unsafe fn add_values<S: Simd, const SCALED: bool>(
+    unsafe fn add_values<S: Weigh, const SCALED: bool>(
         &mut self,
         tiles: &Range<usize>,
         pages: Range<usize>,
@@ -284,11 +289,11 @@ impl<'a> Stretch<'a> {
         unsafe {
             self.prepare_values::<S, SCALED>(work);
             let (step, steps) = (pages.start / STEP_PAGES, pages.len().div_ceil(STEP_PAGES));
-            let weights = stretch_weights(work, 0).add(step * TILE);
+            let weights = work.weights.as_ptr().add(step * TILE);
             let part = &mut work.parts[tiles.start];
             let (into, begun) = (part.values.as_mut_ptr(), part.begun);
             part.begun = true;
-            if self.queries.tiles {
+            if self.tiles::<S>() {
                 let first = work.values.as_ptr().wrapping_add(pages.start * PAGE * head_dim);
                 let values = match SCALED {
                     true => ValueTiles::in_pages(first, steps, head_dim),
@@ -320,7 +325,7 @@ impl<'a> Stretch<'a> {
                         values.wrapping_add(2 * SIMD_WIDTH * (column + panel))
                     };
                     dot_rows::<S>(&DotRows {
-                        left: stretch_weights(work, 0).add(first / STEP_PAGES * TILE),
+                        left: work.weights.as_ptr().add(first / STEP_PAGES * TILE),
                         left_block: 0,
                         rows: (self.queries.rows - tiles.start * TILE_ROWS).min(TILE_ROWS),
                         right,
@@ -338,8 +343,8 @@ impl<'a> Stretch<'a> {
     /// Brings the values of all pages to where the products want them. A tile holds those of two pages, which stand
     /// apart.
     #[inline(always)]
-    unsafe fn prepare_values<S: Simd, const SCALED: bool>(&mut self, work: &mut Workspace) {
-        if self.values_ready || !(SCALED || self.queries.tiles) {
+    unsafe fn prepare_values<S: Weigh, const SCALED: bool>(&mut self, work: &mut Workspace) {
+        if self.values_ready || !(SCALED || self.tiles::<S>()) {
             return;
         }
         self.values_ready = true;
@@ -392,10 +397,4 @@ impl<'a> Stretch<'a> {
             }
         }
     }
-}
-
-/// The weights of a stretch, of the first or the second tile.
-#[inline(always)]
-fn stretch_weights(work: &mut Workspace, tile: usize) -> *mut bf16 {
-    work.weights[tile * STRETCH_WEIGHTS..].as_mut_ptr()
 }

@@ -31,10 +31,7 @@ pub(super) struct Batch<'a> {
 
 /// Pairs of row and query head by their numbers: row by row, head by head. (To find each by itself would take two
 /// divisions.)
-fn pairs_by_number(
-    pairs: Range<usize>,
-    group: usize,
-) -> impl Iterator<Item = (usize, usize)> + Clone {
+fn pairs_by_number(pairs: Range<usize>, group: usize) -> impl Iterator<Item = (usize, usize)> {
     let next = move |&(row, head): &(usize, usize)| {
         Some(if head + 1 < group { (row, head + 1) } else { (row + 1, 0) })
     };
@@ -227,7 +224,7 @@ impl Batch<'_> {
     }
 
     /// A job's rows and query heads, in order.
-    pub(super) fn pairs(&self, job: &Job) -> impl Iterator<Item = (usize, usize)> + Clone {
+    pub(super) fn pairs(&self, job: &Job) -> impl Iterator<Item = (usize, usize)> {
         let (row, group) = (job.row, self.shape.group());
         let first = job.kv_head * group;
         let pairs = pairs_by_number(job.pairs.clone(), group);
@@ -378,8 +375,8 @@ impl Batch<'_> {
         });
         for total in &totals[..job.tiles()] {
             let (mut tile, mut count) = ([std::ptr::null_mut(); TILE_ROWS], 0);
-            for (place, head) in tile.iter_mut().zip(&mut places) {
-                *place = head;
+            for (row, place) in tile.iter_mut().zip(&mut places) {
+                *row = place;
                 count += 1;
             }
             // SAFETY: the instruction set is there, and each place has room for a head.

@@ -1,0 +1,31 @@
+//! The tests of the command line. They are one binary, because one for each file takes longer to compile.
+
+mod cluster;
+mod cluster_faults;
+mod cluster_join;
+mod cluster_liars;
+mod cluster_recovery;
+mod cluster_support;
+mod cluster_tls;
+mod cluster_traffic;
+mod commands;
+mod common;
+mod dependencies;
+mod devices;
+mod folder_support;
+mod fuzzing;
+mod hostile_models;
+mod hub;
+mod hub_support;
+mod identity;
+mod liar_support;
+mod messages;
+mod model_files;
+mod planner;
+mod plans;
+mod results;
+mod resume;
+mod rooms;
+mod scale;
+mod sharing;
+mod terminal;
