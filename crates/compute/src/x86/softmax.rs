@@ -17,7 +17,7 @@ use half::bf16;
 
 /// Stands for "no score yet": below any score, but finite, so that differences stay numbers.
 const BASE_NONE: f32 = -1e32;
-/// The offset before there is a base: a score above [`BASE_NONE`] raises it, however many parts a doubling has.
+/// The offset before there is a base. Scores raise it down to a part of [`BASE_NONE`], and none below that does.
 const OFFSET_NONE: f32 = -BASE_NONE;
 /// How much a maximum must exceed the base before the base is raised. Weights stay below 2^8, which costs no
 /// precision.
