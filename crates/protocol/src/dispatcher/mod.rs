@@ -13,6 +13,7 @@ mod newcomers;
 mod pages;
 mod sharing;
 mod stragglers;
+mod together;
 
 pub use config::{DispatcherConfig, LaneShape, OVERSUBSCRIPTION, lane_flights};
 pub use pages::lane_pages;
