@@ -10,7 +10,7 @@ mod stretch;
 
 use super::amx::Tiles;
 use super::for_each_isa;
-use super::pages::{After, BLOCK_PAGES, Fetcher, HeadPages, PAGE, STRETCH_PAGES};
+use super::pages::{After, BLOCK_PAGES, Fetcher, HeadPages, PAGE, RowsAhead, STRETCH_PAGES};
 use super::softmax::{self, RunningSoftmax};
 use super::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
 use super::weigh::Weigh;
@@ -18,6 +18,7 @@ use crate::memory::Memory;
 use crate::{ComputeError, ContextType};
 use half::bf16;
 use std::ops::Range;
+pub(super) use stretch::MANY_TILES;
 use stretch::Stretch;
 
 /// Pages of a split.
@@ -56,6 +57,8 @@ pub(super) struct Workspace {
     /// One for each tile of the job.
     pub(super) parts: Vec<RunningSoftmax>,
     pub(super) totals: Vec<RunningSoftmax>,
+    /// Rows that the thread will write at the end of a job of many tiles, and then those that it reads for the next.
+    pub(super) rows_ahead: [RowsAhead; 2],
     /// The thread's tiles while it attends, and for how many rows they are configured.
     pub(super) tiles: Option<(usize, Tiles)>,
 }
@@ -74,6 +77,7 @@ impl Workspace {
             values: Memory::zeroed("values of a stretch", STRETCH_PAGES * PAGE * head_dim)?,
             parts: softmaxes().collect::<Result<_, _>>()?,
             totals: softmaxes().collect::<Result<_, _>>()?,
+            rows_ahead: [RowsAhead::NONE; 2],
             tiles: None,
         })
     }

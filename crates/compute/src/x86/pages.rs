@@ -167,3 +167,48 @@ impl<'a> Fetcher<'a> {
         }
     }
 }
+
+/// Rows that will be read or written, fetched a few lines at a time.
+#[derive(Clone, Copy)]
+pub(super) struct RowsAhead {
+    /// The next row, and how many there are.
+    next: *const u8,
+    rows: usize,
+    /// Bytes from a row to the next, and lines of each.
+    stride: usize,
+    lines: usize,
+    /// Lines of the next row that were fetched.
+    fetched: usize,
+}
+
+// SAFETY: nothing is read through it.
+unsafe impl Send for RowsAhead {}
+
+impl RowsAhead {
+    pub(super) const NONE: Self =
+        Self { next: std::ptr::null(), rows: 0, stride: 0, lines: 0, fetched: 0 };
+
+    /// `rows` rows of `len` values each, `width` apart.
+    pub(super) fn new<T>(first: *const T, rows: usize, width: usize, len: usize) -> Self {
+        let lines = (len * size_of::<T>()).div_ceil(LINE);
+        Self { next: first.cast(), rows, stride: width * size_of::<T>(), lines, fetched: 0 }
+    }
+
+    /// Fetches up to `lines` lines; returns how many more it could have been.
+    #[inline(always)]
+    pub(super) fn fetch(&mut self, mut lines: usize) -> usize {
+        while self.rows > 0 && lines > 0 {
+            let line = self.next.wrapping_add(self.fetched * LINE);
+            // SAFETY: a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
+            lines -= 1;
+            self.fetched += 1;
+            if self.fetched == self.lines {
+                self.fetched = 0;
+                self.next = self.next.wrapping_add(self.stride);
+                self.rows -= 1;
+            }
+        }
+        lines
+    }
+}

@@ -17,7 +17,9 @@ use std::ops::Range;
 /// From so many tiles of a job on, lines are fetched once for each block of one tile or two. A few instructions for each
 /// row would take as long as the row itself. With fewer tiles they are fetched more often, so that not too many are on
 /// their way.
-const MANY_TILES: usize = 32;
+pub(in crate::x86) const MANY_TILES: usize = 32;
+/// Lines of rows that are fetched with each block of two tiles. A core has 16 on their way at most.
+const ROW_LINES: usize = 16;
 /// Rows that become weights before the next lines are fetched, if tiles are few.
 const FEW_ROWS: usize = 8;
 
@@ -214,6 +216,10 @@ impl<'a> Stretch<'a> {
     ) -> bool {
         if !self.fetcher.is_done() {
             self.fetcher.fetch(TILES_TOGETHER * self.share);
+        } else {
+            let [written, read] = &mut work.rows_ahead;
+            let left = written.fetch(ROW_LINES);
+            read.fetch(left);
         }
         let block = WholeBlock {
             scores: work.scores.as_ptr(),

@@ -4,9 +4,9 @@ use super::shared::{SharedJob, SharedWork};
 use super::{Job, Shape, Team};
 use crate::memory::SharedMut;
 use crate::tables::BoundRow;
-use crate::x86::attention::{self, Queries, SPLIT_PAGES, Workspace};
+use crate::x86::attention::{self, MANY_TILES, Queries, SPLIT_PAGES, Workspace};
 use crate::x86::int8;
-use crate::x86::pages::{After, HeadPages, PAGE, fetch};
+use crate::x86::pages::{After, HeadPages, PAGE, RowsAhead, fetch};
 use crate::x86::softmax::{self, RunningSoftmax};
 use crate::x86::store;
 use crate::x86::tiles::{STEP, TILE, TILE_ROWS};
@@ -321,6 +321,8 @@ impl Batch<'_> {
         let mut pages = queries.range();
         let several = pages.end.div_ceil(SPLIT_PAGES) - pages.start / SPLIT_PAGES > 1;
         self.load_queries(self.pairs(job), &mut work.queries);
+        work.rows_ahead =
+            [self.written_by(job), next.map_or(RowsAhead::NONE, |next| self.read_by(next))];
         work.clear_parts(job.pairs.len());
         // The first split's parts are the totals, unless there are some already.
         let mut begun = false;
@@ -353,6 +355,29 @@ impl Batch<'_> {
             }
         }
         self.finish(job, if several { &work.totals } else { &work.parts });
+    }
+
+    /// The rows that a job writes.
+    fn written_by(&self, job: &Job) -> RowsAhead {
+        let width = self.shape.config.query_width();
+        self.rows_of(job, self.attended.place(0, 0).cast_const(), width)
+    }
+
+    /// The rows whose queries a job reads.
+    fn read_by(&self, job: &Job) -> RowsAhead {
+        self.rows_of(job, self.qkv.as_ptr(), self.shape.config.qkv_width())
+    }
+
+    /// A job's part of rows that begin with the values of all query heads. None, if there are few.
+    fn rows_of(&self, job: &Job, first: *const bf16, width: usize) -> RowsAhead {
+        if job.tiles() < MANY_TILES {
+            return RowsAhead::NONE;
+        }
+        let group = self.shape.group();
+        let len = group * self.shape.config.head_dim;
+        let rows = job.pairs.start / group..job.pairs.end.div_ceil(group);
+        let first = first.wrapping_add((job.row + rows.start) * width + job.kv_head * len);
+        RowsAhead::new(first, rows.len(), width, len)
     }
 
     /// The pages that a job needs first.
