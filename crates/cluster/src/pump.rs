@@ -35,7 +35,10 @@ pub fn run_job(
                     Err(rejection) => job.reject(&rejection.to_string())?,
                 },
                 Next::Later => break,
-                Next::Exhausted => exhausted = true,
+                Next::Exhausted => {
+                    exhausted = true;
+                    engine.close();
+                }
             }
         }
         for event in engine.advance()? {

@@ -5,7 +5,7 @@ mod batch;
 mod shared;
 
 use super::attention::{self, SPLIT_PAGES, Workspace, job_tiles_max};
-use super::pages::{After, PAGE};
+use super::pages::{After, PAGE, RowsAhead};
 use super::softmax::{self, RunningSoftmax};
 use super::tiles::TILE_ROWS;
 use crate::memory::{Memory, SharedMut};
@@ -367,6 +367,7 @@ fn attend_split(
         let queries = batch.shape.queries(batch.rows, job);
         let pages = split_pages(job.splits.start + split, &queries.range());
         batch.load_queries(batch.pairs(job), &mut work.queries);
+        work.rows_ahead = [RowsAhead::NONE; 2];
         work.clear_parts(job.pairs.len());
         // SAFETY: the instruction set is there, the pages are; no other task has these parts.
         unsafe {

@@ -12,7 +12,7 @@ const BATCHES_MAX: u64 = 64;
 impl Dispatcher {
     /// Tokens that a prompt may still generate at most to wait for those that are being read. `None`: nobody waits.
     ///
-    /// They wait if those left are so few for each lane, find seats and room at the same time, fill the next batches, and
+    /// They wait if no more come, and if those left are so few for each lane, find seats and room at the same time, fill the next batches, and
     /// will have been read soon. Nobody waits for a prompt that is read again: if room was short once, two could wait for
     /// each other's pages for ever.
     pub(super) fn waits_to_generate(&self) -> Option<u32> {
@@ -20,7 +20,7 @@ impl Dispatcher {
         let batch = u64::from(self.config.batch);
         let few = ROWS_WORTHWHILE.min(batch) * lanes;
         let alone = self.config.flights == 1 && self.config.own_lane.is_none();
-        if !alone || self.entries.len() as u64 > few || !self.wants_prompts() {
+        if !alone || !self.closed || self.entries.len() as u64 > few {
             return None;
         }
         let (mut rows, mut next_rows, mut most) = (0, 0, 0);
@@ -92,7 +92,10 @@ mod tests {
         let mut steps = Vec::new();
         loop {
             while dispatcher.wants_prompts() {
-                let Some(&(tokens, tokens_max)) = prompts.next() else { break };
+                let Some(&(tokens, tokens_max)) = prompts.next() else {
+                    dispatcher.close();
+                    break;
+                };
                 let tokens = vec![1; tokens as usize];
                 let prompt = Prompt { tokens, tokens_max, ..Prompt::default() };
                 dispatcher.submit(prompt, 0).expect("it fits");

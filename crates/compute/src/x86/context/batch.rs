@@ -287,6 +287,7 @@ impl Batch<'_> {
         let pairs = pairs_by_number(job.pairs.clone(), group);
         let pairs = pairs.map(|(row, head)| (rows[job.row + row], job.kv_head * group + head));
         self.load_queries(pairs, &mut work.queries);
+        work.rows_ahead = [RowsAhead::NONE; 2];
         softmax::clear(&mut work.totals, job.pairs.len());
         for split in 0..job.pages.div_ceil(SPLIT_PAGES) {
             let range = split_pages(split, &(0..job.pages));
