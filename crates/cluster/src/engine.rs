@@ -119,11 +119,6 @@ impl Engine {
         self.dispatcher.submit(prompt, self.now_ns())
     }
 
-    /// Says that all prompts have been submitted.
-    pub fn close(&mut self) {
-        self.dispatcher.close();
-    }
-
     /// Ends a watched prompt's completion after `tokens_kept` tokens.
     pub fn stop(&mut self, id: PromptId, tokens_kept: usize) {
         self.dispatch(DispatcherEvent::Stop(id, tokens_kept));

@@ -35,10 +35,7 @@ pub fn run_job(
                     Err(rejection) => job.reject(&rejection.to_string())?,
                 },
                 Next::Later => break,
-                Next::Exhausted => {
-                    exhausted = true;
-                    engine.close();
-                }
+                Next::Exhausted => exhausted = true,
             }
         }
         for event in engine.advance()? {

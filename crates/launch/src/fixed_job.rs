@@ -38,9 +38,6 @@ impl FixedJob {
             while submitted < self.prompts && engine.wants_prompts() {
                 engine.submit(self.prompt(vocab, run, submitted))?;
                 submitted += 1;
-                if submitted == self.prompts {
-                    engine.close();
-                }
             }
             for event in engine.advance()? {
                 match event {

@@ -321,10 +321,7 @@ impl<'a> Machine<'a> {
     /// Submits prompts while the dispatcher wants some, and launches.
     fn feed(&mut self) {
         while self.dispatcher.wants_prompts() {
-            let Some(length) = self.lengths.next() else {
-                self.dispatcher.close();
-                break;
-            };
+            let Some(length) = self.lengths.next() else { break };
             let (tokens, tokens_max) = (self.alike.tokens(length), length.output as u32);
             let prompt = Prompt { tokens, tokens_max, ..Prompt::default() };
             // A prompt that is too long gets an error line and takes no time.

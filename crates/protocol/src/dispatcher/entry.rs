@@ -111,12 +111,6 @@ impl Entry {
             || biases.frequency_penalty != 0.0
     }
 
-    /// Whether several of its tokens are still to be computed, the prompt's or those of a context that was dropped.
-    pub(super) fn reads(&self) -> bool {
-        let computed = self.seat.as_ref().map_or(0, |seat| seat.computed + seat.rows_in_air);
-        self.len() > computed + 1
-    }
-
     /// Rows to compute before the next token, beyond those in the air.
     pub(super) fn rows_wanted(&self) -> u32 {
         let seat = self.seat.as_ref().expect("seated");

@@ -1,5 +1,4 @@
-//! Filling the shards that are home: decode rows first, then prefill of the seated, then newcomers. At the end of a job
-//! decode rows come last.
+//! Filling the shards that are home: decode rows first, then prefill of the seated, then newcomers.
 
 use super::entry::{Entry, Seat};
 use super::need::{Need, Needs};
@@ -28,17 +27,11 @@ impl Dispatcher {
         let flights = self.flights_wanted();
         self.regroup(&open, flights);
         let mut manifests = Manifests::new();
-        let most = self.waits_to_generate();
-        for &shard in &open {
+        for shard in open {
             manifests.insert(shard, Manifest::default());
-            self.plan_seated(shard, most, &mut manifests);
+            self.plan_seated(shard, &mut manifests);
         }
         self.plan_newcomers(flights, &mut manifests);
-        for shard in open.into_iter().filter(|_| most.is_some()) {
-            if manifests[&shard].rows == 0 {
-                self.plan_seated(shard, None, &mut manifests);
-            }
-        }
         for (shard, manifest) in manifests {
             if self.is_too_small(shard, manifest.rows) {
                 self.send_back(shard);
@@ -74,15 +67,13 @@ impl Dispatcher {
 
     /// Gives the seated prompts of a shard their rows: those that generate first (one row each
     /// always fits, because there are never more seats than rows), then those still in prefill, by
-    /// age. Those that [wait](Self::waits_to_generate) get none.
-    fn plan_seated(&mut self, shard: ShardId, most: Option<u32>, manifests: &mut Manifests) {
+    /// age.
+    fn plan_seated(&mut self, shard: ShardId, manifests: &mut Manifests) {
         let seated = self.shards[&shard].seated.clone();
         let (generating, prefilling): (Vec<_>, Vec<_>) =
             seated.into_iter().partition(|id| self.entries[id].rows_wanted() == 1);
         for id in generating.into_iter().chain(prefilling) {
-            if !self.lets_others_read(id, most) {
-                self.plan_rows(id, shard, manifests);
-            }
+            self.plan_rows(id, shard, manifests);
         }
     }
 
@@ -114,7 +105,7 @@ impl Dispatcher {
     }
 
     /// What the prompts of a lane are expected to need.
-    pub(super) fn needs(&self, lane: u32) -> Needs {
+    fn needs(&self, lane: u32) -> Needs {
         let shards = self.shards.iter().filter(|(shard, _)| shard.lane == lane);
         let seated = shards.flat_map(|(_, state)| &state.seated);
         let published = self.lanes[lane as usize].pages.published_held();

@@ -6,7 +6,7 @@ use crate::prompt::PromptId;
 use glinthawk_flight::ShardId;
 
 /// Rows of a batch from which computing them takes about as long as reading the weights.
-pub(super) const ROWS_WORTHWHILE: u64 = 64;
+const ROWS_WORTHWHILE: u64 = 64;
 
 impl Dispatcher {
     /// Flights that the prompts inside make worthwhile: one for as many rows, and one for as many positions to attend

@@ -13,7 +13,6 @@ mod newcomers;
 mod pages;
 mod sharing;
 mod stragglers;
-mod together;
 
 pub use config::{DispatcherConfig, LaneShape, OVERSUBSCRIPTION, lane_flights};
 pub use pages::lane_pages;
@@ -195,8 +194,6 @@ pub struct Dispatcher {
     shards: BTreeMap<ShardId, ShardState>,
     lanes: Vec<Lane>,
     submitted: u64,
-    /// Whether no more prompts come.
-    closed: bool,
     /// When something happened last.
     now_ns: u64,
     stats: DispatcherStats,
@@ -230,7 +227,6 @@ impl Dispatcher {
             shards,
             lanes,
             submitted: 0,
-            closed: false,
             now_ns: 0,
             stats: DispatcherStats::default(),
         }
@@ -248,11 +244,6 @@ impl Dispatcher {
         let seated = self.entries.len() - self.queue.len();
         let free = seats.saturating_sub(seated);
         self.queue.len() < free.max(rows).max(WAITING_MIN)
-    }
-
-    /// Says that all prompts have been submitted. The last ones of a job are run in another order then.
-    pub fn close(&mut self) {
-        self.closed = true;
     }
 
     /// Whether no prompt is inside.
@@ -319,7 +310,6 @@ impl Dispatcher {
         prompt.tokens_max = prompt.tokens_max.min(self.context_max - tokens);
         let id = PromptId(self.submitted);
         self.submitted += 1;
-        self.closed = false;
         self.now_ns = now_ns;
         self.queue.insert((prompt.priority, id));
         let hashes = if self.config.sharing {

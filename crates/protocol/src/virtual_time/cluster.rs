@@ -249,9 +249,6 @@ impl<C: Costs> Cluster<'_, C> {
                     .submit(prompt, self.dispatcher_ns())
                     .map_err(Failure::Rejected)?;
                 self.places.insert(id, place);
-                if self.places.len() == self.prompts {
-                    self.dispatcher.close();
-                }
                 return self.dispatch(None);
             }
             Event::Dispatcher(event) => {
