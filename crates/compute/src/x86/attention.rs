@@ -26,8 +26,8 @@ pub(super) const SPLIT_PAGES: usize = 64;
 /// Tiles of a job at most. Each reads the same keys and values, so that they come from a cache; but what the tiles
 /// themselves keep must stay in it too.
 const JOB_TILES: usize = 96;
-/// Head size for which there are so many; larger heads have fewer.
-const JOB_HEAD_DIM: usize = 64;
+/// Columns of all tiles of a job at most: larger heads have fewer tiles.
+const JOB_COLUMNS: usize = 8192;
 
 /// Pages of one step of the values' product.
 const STEP_PAGES: usize = STEP / PAGE;
@@ -38,7 +38,7 @@ const STRETCH_WEIGHTS: usize = STRETCH_PAGES / STEP_PAGES * TILE;
 
 /// Tiles of a job at most, an even number.
 pub(super) fn job_tiles_max(head_dim: usize) -> usize {
-    (JOB_TILES * JOB_HEAD_DIM / head_dim).clamp(2, JOB_TILES) / 2 * 2
+    (JOB_COLUMNS / head_dim).clamp(2, JOB_TILES) / 2 * 2
 }
 
 /// One thread's scratch.

@@ -101,6 +101,14 @@ impl Shape {
         (tiles / (JOBS_PER_THREAD * threads) / 2 * 2).clamp(2, most)
     }
 
+    /// Cuts pairs of row and query head into even jobs of at most `job_pairs`, in whole pairs of tiles. (A short last job
+    /// would use the keys and values that it reads for few tiles.)
+    fn even_jobs(pairs: usize, job_pairs: usize) -> impl Iterator<Item = Range<usize>> {
+        let jobs = pairs.div_ceil(job_pairs).max(1);
+        let each = pairs.div_ceil(jobs).next_multiple_of(2 * TILE_ROWS).max(1);
+        (0..pairs).step_by(each).map(move |first| first..(first + each).min(pairs))
+    }
+
     /// Query heads of one key/value head.
     fn group(&self) -> usize {
         self.config.heads / self.config.kv_heads
@@ -215,11 +223,11 @@ impl X86Context {
             let pairs = run.len() * group;
             for kv_head in 0..self.shape.config.kv_heads {
                 // A head's jobs follow each other: they read the same pages.
-                for first in (0..pairs).step_by(job_pairs) {
+                for pairs in Shape::even_jobs(pairs, job_pairs) {
                     self.jobs.push(Job {
                         row: run.start,
                         kv_head,
-                        pairs: first..(first + job_pairs).min(pairs),
+                        pairs,
                         stores,
                         splits: 0..0,
                         first_part: 0,

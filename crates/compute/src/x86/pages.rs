@@ -8,7 +8,7 @@ pub(crate) const PAGE: usize = 16;
 /// Pages between two updates of the softmax.
 pub(super) const BLOCK_PAGES: usize = 4;
 /// Pages whose values are added together, if a job has several tiles.
-pub(super) const STRETCH_PAGES: usize = 16;
+pub(super) const STRETCH_PAGES: usize = 32;
 
 /// The pages of one layer and one key/value head: keys [d / 2][16 positions][2], then values [16 / 2][d][2]; for int8,
 /// scales follow.

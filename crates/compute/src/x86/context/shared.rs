@@ -83,13 +83,14 @@ impl SharedWork {
             }
             let job_pairs = shape.job_tiles(tiles * kv_heads, threads) * TILE_ROWS;
             for kv_head in 0..kv_heads {
-                self.jobs.extend((0..pairs).step_by(job_pairs).map(|first| SharedJob {
+                let jobs = Shape::even_jobs(pairs, job_pairs).map(|pairs| SharedJob {
                     row,
                     kv_head,
-                    pairs: first..(first + job_pairs).min(pairs),
+                    first_tile: first_tile + kv_head * tiles + pairs.start / TILE_ROWS,
+                    pairs,
                     pages,
-                    first_tile: first_tile + kv_head * tiles + first / TILE_ROWS,
-                }));
+                });
+                self.jobs.extend(jobs);
             }
             first_tile += tiles * kv_heads;
             pages_max = pages_max.max(pages);
