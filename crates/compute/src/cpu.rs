@@ -226,8 +226,13 @@ impl CpuContext {
             }
             _ => Context::Portable(PortableContext::new(config, spec, threads)?),
         };
-        let (tables, query_width) = (Tables::new(spec.page_positions), config.query_width());
-        Ok(Self { kernels, tables, query_width })
+        let parts = match &kernels {
+            Context::Portable(_) => 1,
+            #[cfg(target_arch = "x86_64")]
+            Context::X86(_) => X86Context::page_parts(spec.page_positions),
+        };
+        let tables = Tables::new(spec.page_positions, parts);
+        Ok(Self { kernels, tables, query_width: config.query_width() })
     }
 
     /// Bytes of `positions` positions in all of the slice's layers.

@@ -74,8 +74,8 @@ impl Isa {
     pub fn page_positions(self) -> &'static [u32] {
         match self {
             Isa::Portable => &[16, 8, 32, 5],
-            // A page's keys are one tile: the loops are written for it.
-            _ => &[16],
+            // A tile of keys has 16 positions, and one of values 32.
+            _ => &[32, 16],
         }
     }
 

@@ -6,6 +6,7 @@ use crate::{AttendRow, ComputeError};
 pub(crate) struct Tables {
     slots: Vec<Vec<u32>>,
     page_positions: u32,
+    parts: u32,
 }
 
 /// A row with the pages of positions `0..=position`, in order.
@@ -18,9 +19,9 @@ pub(crate) struct BoundRow<'a> {
 }
 
 impl Tables {
-    /// Tables of pages of so many positions.
-    pub(crate) fn new(page_positions: u32) -> Self {
-        Self { slots: Vec::new(), page_positions }
+    /// Tables of pages of so many positions. If kernels have smaller pages, each is so many `parts`, numbered in order.
+    pub(crate) fn new(page_positions: u32, parts: u32) -> Self {
+        Self { slots: Vec::new(), page_positions: page_positions / parts, parts }
     }
 
     /// Enters pages into a slot's table, from its page number `first` on. What followed is forgotten.
@@ -35,11 +36,13 @@ impl Tables {
             self.slots.resize_with(slot + 1, Vec::new);
         }
         let table = &mut self.slots[slot];
-        if first > table.len() {
+        let known = first * self.parts as usize;
+        if known > table.len() {
             return Err(ComputeError::Hole { slot, page: first });
         }
-        table.truncate(first);
-        table.extend_from_slice(pages);
+        table.truncate(known);
+        let parts = |&page: &u32| page * self.parts..(page + 1) * self.parts;
+        table.extend(pages.iter().flat_map(parts));
         Ok(())
     }
 

@@ -5,7 +5,7 @@ mod batch;
 mod shared;
 
 use super::attention::{self, SPLIT_PAGES, Workspace, job_tiles_max};
-use super::pages::{After, PAGE, RowsAhead};
+use super::pages::{After, PAGE, RowsAhead, Together};
 use super::softmax::{self, RunningSoftmax};
 use super::tiles::TILE_ROWS;
 use crate::memory::{Memory, SharedMut};
@@ -33,10 +33,10 @@ const SMALL_PAGE_BYTES: usize = 4 << 10;
 pub(crate) struct X86Context {
     shape: Shape,
     threads: Arc<Threads>,
-    /// (layers, pages, kv_heads); [`attention::HeadPages`] describes each.
+    /// (layers, places of pages, kv_heads); [`attention::HeadPages`] describes each.
     bytes: Memory<u8>,
     layers: usize,
-    /// Pages whose memory is there, from the first on.
+    /// Places whose memory is there, from the first on.
     touched: usize,
     workspaces: Vec<Workspace>,
     /// Parts of splits, if splits are shared out one by one.
@@ -47,7 +47,7 @@ pub(crate) struct X86Context {
     asked: Vec<Range<usize>>,
     shared: Box<SharedWork>,
     jobs: Vec<Job>,
-    /// Rows on one page, of runs that no job stores.
+    /// Rows at one place, of runs that no job stores.
     segments: Vec<Range<usize>>,
     /// One bit for each slot, all clear between calls.
     marked: Vec<u64>,
@@ -58,7 +58,8 @@ struct Shape {
     config: ModelConfig,
     context_type: ContextType,
     isa: Isa,
-    pages: usize,
+    together: Together,
+    places: usize,
 }
 
 /// Some tiles to attend: some pairs of a run's rows and the query heads of one key/value head.
@@ -82,14 +83,15 @@ impl Job {
 }
 
 impl Shape {
-    /// Bytes of one page, one head, keys and values.
-    fn head_bytes(&self) -> usize {
-        self.context_type.head_bytes(self.config.head_dim, PAGE)
+    /// Positions of the pages that stand together.
+    fn positions(&self) -> usize {
+        self.together.pages() * PAGE
     }
 
-    /// Bytes of one page, all heads.
-    fn page_bytes(&self) -> usize {
-        self.head_bytes() * self.config.kv_heads
+    /// Bytes of one place, all heads, keys and values.
+    fn place_bytes(&self) -> usize {
+        let head_bytes = self.context_type.head_bytes(self.config.head_dim, self.positions());
+        head_bytes * self.config.kv_heads
     }
 
     /// Tiles of a job if there are so many in all: as many as may be, as long as each of several threads has a few jobs.
@@ -122,10 +124,14 @@ impl X86Context {
         isa: Isa,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
-        let ContextSpec { layers, pages, context_type, .. } = *spec;
+        let ContextSpec { layers, pages: places, context_type, .. } = *spec;
         let overflow = ComputeError::Memory { what: "context pages", bytes: usize::MAX };
-        let shape = Shape { config: config.clone(), context_type, isa, pages };
-        let len = shape.page_bytes().checked_mul(layers).and_then(|len| len.checked_mul(pages));
+        let together = match Self::page_parts(spec.page_positions) {
+            1 => Together::One,
+            _ => Together::Two,
+        };
+        let shape = Shape { config: config.clone(), context_type, isa, together, places };
+        let len = shape.place_bytes().checked_mul(layers).and_then(|len| len.checked_mul(places));
         let workspaces: Result<_, _> =
             (0..threads.count()).map(|_| Workspace::new(config.head_dim, context_type)).collect();
         Ok(Self {
@@ -145,9 +151,14 @@ impl X86Context {
         })
     }
 
+    /// The kernels' pages in one of so many positions, which is one of those that the instruction set can use.
+    pub(crate) fn page_parts(page_positions: u32) -> u32 {
+        page_positions / PAGE as u32
+    }
+
     pub(crate) fn fill(&mut self, byte: u8) {
         self.bytes.fill(byte);
-        self.touched = self.shape.pages;
+        self.touched = self.shape.places;
     }
 
     /// Has the memory of the pages that rows are written to there. The system clears it at the first touch, a huge page at
@@ -155,17 +166,17 @@ impl X86Context {
     /// layers, and a little ahead. Pages are given out from the first on.
     fn touch(&mut self, rows: &[BoundRow<'_>]) {
         let last = rows.iter().map(|row| row.pages[row.position as usize / PAGE]).max();
-        let needed = last.map_or(0, |last| last as usize + 1);
+        let needed = last.map_or(0, |last| last as usize / self.shape.together.pages() + 1);
         if needed <= self.touched || self.threads.count() == 1 {
             return;
         }
-        let (page_bytes, pages) = (self.shape.page_bytes(), self.shape.pages);
+        let (place_bytes, places) = (self.shape.place_bytes(), self.shape.places);
         let ahead =
-            (self.touched / AHEAD_FRACTION).min(AHEAD_BYTES_MAX / (page_bytes * self.layers));
-        let upto = needed.max(self.touched + ahead).min(pages);
-        let bytes = (upto - self.touched) * page_bytes;
+            (self.touched / AHEAD_FRACTION).min(AHEAD_BYTES_MAX / (place_bytes * self.layers));
+        let upto = needed.max(self.touched + ahead).min(places);
+        let bytes = (upto - self.touched) * place_bytes;
         let parts = bytes.div_ceil(TOUCH_BYTES);
-        let (first, layer_bytes) = (self.touched * page_bytes, page_bytes * pages);
+        let (first, layer_bytes) = (self.touched * place_bytes, place_bytes * places);
         let all = SharedMut::new(&mut self.bytes);
         self.threads.for_each(self.layers * parts, |task| {
             let (layer, part) = (task / parts, task % parts * TOUCH_BYTES);
@@ -208,13 +219,12 @@ impl X86Context {
             // before, so that the page is in the cache.
             let stores = distinct && run.len() == 1 && rows[run.start].asked && group <= TILE_ROWS;
             if !stores {
-                let same_page = |one: &usize, other: &usize| {
-                    rows[*one].position as usize / PAGE == rows[*other].position as usize / PAGE
-                };
+                let place = |row: usize| rows[row].position as usize / self.shape.positions();
+                let same_place = |one: &usize, other: &usize| place(*one) == place(*other);
                 let all: Range<usize> = run.clone();
                 let mut start = all.start;
                 while start < all.end {
-                    let len = (start..all.end).take_while(|row| same_page(&start, row)).count();
+                    let len = (start..all.end).take_while(|row| same_place(&start, row)).count();
                     self.segments.push(start..start + len);
                     start += len;
                 }
@@ -317,7 +327,7 @@ impl X86Context {
             let planned = self.shared.plan(shape, &self.asked, rows, self.threads.count());
             planned.unwrap_or_else(|_| self.shared.clear());
         }
-        let layer_bytes = shape.page_bytes() * shape.pages;
+        let layer_bytes = shape.place_bytes() * shape.places;
         let batch = Batch {
             shape,
             rows,

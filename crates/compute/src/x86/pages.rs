@@ -1,17 +1,56 @@
 //! The pages of a head's context in memory, and how they are fetched before they are needed.
 
+use super::tiles::PANEL;
 use crate::ContextType;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 
-/// Positions of one page: as many as a tile has rows and an AVX-512 register has lanes.
+/// Positions of one page: as many as a tile has rows and an AVX-512 register has lanes. Outside the kernels, two of them may
+/// be one.
 pub(crate) const PAGE: usize = 16;
 /// Pages between two updates of the softmax.
 pub(super) const BLOCK_PAGES: usize = 4;
 /// Pages whose values are added together, if a job has several tiles.
 pub(super) const STRETCH_PAGES: usize = 32;
 
-/// The pages of one layer and one key/value head: keys [d / 2][16 positions][2], then values [16 / 2][d][2]; for int8,
-/// scales follow.
+/// Values of a line: a pair of positions, sixteen columns of a head.
+pub(super) const LINE_VALUES: usize = 2 * PANEL;
+/// Lines of a page and sixteen columns.
+pub(super) const PAGE_LINES: usize = PAGE / 2;
+
+/// How many pages stand together: they have one place, and belong to the same contexts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Together {
+    One,
+    Two,
+}
+
+impl Together {
+    /// Pages that stand together.
+    #[inline(always)]
+    pub(super) fn pages(self) -> usize {
+        match self {
+            Together::One => 1,
+            Together::Two => 2,
+        }
+    }
+
+    /// At which place a page stands, and whether as the second there.
+    #[inline(always)]
+    fn place(self, page: u32) -> (u32, usize) {
+        match self {
+            Together::One => (page, 0),
+            Together::Two => (page / 2, page as usize % 2),
+        }
+    }
+}
+
+/// The pages of one layer and one key/value head. The pages of a place have keys [d / 2][16 positions][2] one after the other,
+/// and then values of all their positions, [d / 16][positions / 2][16][2]. Two pages that stand together have the values of
+/// a step as tiles. On a machine with tiles, the pairs of positions then have the order of [`tile_pair`].
+///
+/// int8 pages stand by themselves: keys, values [16 / 2][d][2] and scales.
+///
+/// [`tile_pair`]: super::weigh::tile_pair
 #[derive(Clone, Copy)]
 pub(super) struct HeadPages {
     /// The layer's first page.
@@ -20,6 +59,7 @@ pub(super) struct HeadPages {
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
     pub(super) context_type: ContextType,
+    pub(super) together: Together,
 }
 
 // SAFETY: only read while attending.
@@ -28,25 +68,77 @@ unsafe impl Send for HeadPages {}
 unsafe impl Sync for HeadPages {}
 
 impl HeadPages {
-    /// Bytes of one page of one head.
+    /// Bytes of one head at one place.
     #[inline(always)]
     pub(super) fn head_bytes(&self) -> usize {
-        self.context_type.head_bytes(self.head_dim, PAGE)
+        self.context_type.head_bytes(self.head_dim, PAGE * self.together.pages())
     }
 
-    /// Where a page stands, in bytes from the layer's first. Heads have another order on every page. Otherwise a head's
+    /// Where a place begins, in bytes from the layer's first. Heads have another order at every place. Otherwise a head's
     /// pages would be a multiple of a power of two apart in most models, and a cache would have room for few of them.
     #[inline(always)]
-    pub(super) fn offset(&self, page: u32) -> usize {
-        // Fibonacci hashing: pages at any usual distance from each other differ.
-        let turn = (page.wrapping_mul(0x9E37_79B1) >> 16) as usize;
-        (page as usize * self.kv_heads + (self.kv_head + turn) % self.kv_heads) * self.head_bytes()
+    fn offset(&self, place: u32) -> usize {
+        // Fibonacci hashing: places at any usual distance from each other differ.
+        let turn = (place.wrapping_mul(0x9E37_79B1) >> 16) as usize;
+        (place as usize * self.kv_heads + (self.kv_head + turn) % self.kv_heads) * self.head_bytes()
     }
 
+    /// Where the place of a page begins, in bytes from the layer's first.
+    #[inline(always)]
+    pub(super) fn place(&self, page: u32) -> usize {
+        self.offset(self.together.place(page).0)
+    }
+
+    /// Where a page's keys begin, in bytes from the first of its place. An int8 page's values and scales follow them.
+    #[inline(always)]
+    pub(super) fn keys(&self, page: u32) -> usize {
+        let bytes = match self.context_type {
+            ContextType::Bf16 => self.part_bytes(),
+            ContextType::Int8 => 2 * self.part_bytes(),
+        };
+        self.together.place(page).1 * bytes
+    }
+
+    /// Whether a page is the second of two that stand together.
+    #[inline(always)]
+    pub(super) fn second(&self, page: u32) -> bool {
+        self.together.place(page).1 == 1
+    }
+
+    /// Where the values of a bf16 place begin, likewise.
+    #[inline(always)]
+    pub(super) fn values(&self) -> usize {
+        self.together.pages() * self.part_bytes()
+    }
+
+    /// Values from sixteen columns of a bf16 place to the next sixteen.
+    #[inline(always)]
+    pub(super) fn column(&self) -> usize {
+        self.together.pages() * PAGE_LINES * LINE_VALUES
+    }
+
+    /// Bytes of a page's keys, or of its values. Scales are half of each.
+    #[inline(always)]
+    fn part_bytes(&self) -> usize {
+        self.context_type.head_bytes(self.head_dim, PAGE) / 2
+    }
+
+    /// A page's keys.
     #[inline(always)]
     pub(super) unsafe fn page(&self, page: u32) -> *const u8 {
         // SAFETY: the page exists, as promised by the caller.
-        unsafe { self.first.add(self.offset(page)) }
+        unsafe { self.first.add(self.place(page) + self.keys(page)) }
+    }
+
+    /// As many bytes as a page's values have: its own, or its part of those that stand together.
+    #[inline(always)]
+    fn values_part(&self, page: u32) -> *const u8 {
+        let (place, second) = self.together.place(page);
+        let part = match self.context_type {
+            ContextType::Bf16 => self.together.pages() + second,
+            ContextType::Int8 => 2 * second + 1,
+        };
+        self.first.wrapping_add(self.offset(place) + part * self.part_bytes())
     }
 }
 
@@ -78,7 +170,6 @@ pub(super) struct Fetcher<'a> {
     /// Where to continue, and how many groups of lines that part has left.
     next: *const u8,
     groups: usize,
-    part_bytes: usize,
     part_groups: usize,
     /// Lines fetched together: an int8 page has half as many for the same work.
     group_lines: usize,
@@ -92,23 +183,14 @@ impl<'a> Fetcher<'a> {
     #[inline(always)]
     pub(super) fn new(after: After<'a>, pages_max: usize) -> Self {
         let pages = &after.pages[..after.pages.len().min(pages_max)];
-        let part_bytes = after.head.context_type.head_bytes(after.head.head_dim, PAGE) / 2;
+        let part_bytes = after.head.part_bytes();
         let group_lines = match after.head.context_type {
             ContextType::Bf16 => 4,
             ContextType::Int8 => 2,
         };
         let part_groups = part_bytes.div_ceil(group_lines * LINE);
         let next = std::ptr::null();
-        Self {
-            after,
-            keys: pages,
-            values: pages,
-            next,
-            groups: 0,
-            part_bytes,
-            part_groups,
-            group_lines,
-        }
+        Self { after, keys: pages, values: pages, next, groups: 0, part_groups, group_lines }
     }
 
     /// Whether nothing is left to fetch.
@@ -144,7 +226,7 @@ impl<'a> Fetcher<'a> {
         }
         let (&page, left) = self.values.split_first()?;
         self.values = left;
-        Some(place(page).wrapping_add(self.part_bytes))
+        Some(head.values_part(page))
     }
 
     /// Fetches the next `groups` groups of lines. Two groups for each step of a page's scores, a

@@ -1,32 +1,65 @@
 //! Keys and values on their way into bf16 pages.
 
 use super::for_each_isa;
-use super::pages::PAGE;
+use super::pages::{LINE_VALUES, PAGE, PAGE_LINES};
 use super::simd::{SIMD_WIDTH, Simd};
 use super::tiles::{STEP, TILE};
+use super::weigh::tile_pair;
 use half::bf16;
 
-/// Writes one position's keys and values into a head's page, [d / 2][16 positions][2] and
-/// [16 / 2][d][2]. Other positions of the page may be written at the same time.
+/// Where a page's keys and values go.
+#[derive(Clone, Copy)]
+pub(super) struct PagePlace {
+    /// [d / 2][16 positions][2]
+    pub(super) keys: *mut bf16,
+    /// The first line of the place's values, values from sixteen columns to the next, and the order of lines.
+    pub(super) values: *mut bf16,
+    pub(super) column: usize,
+    pub(super) order: LineOrder,
+}
+
+/// Where the pairs of a page's positions stand among the lines of sixteen columns.
+#[derive(Clone, Copy)]
+pub(super) enum LineOrder {
+    /// In order, from this line on.
+    From(usize),
+    /// As tiles want those of two pages, of which this is the second, or not.
+    Tiles(bool),
+}
+
+impl PagePlace {
+    /// Where a pair of positions and the first sixteen columns stand.
+    #[inline(always)]
+    fn line(&self, pair: usize) -> *mut bf16 {
+        let line = match self.order {
+            LineOrder::From(first) => first + pair,
+            LineOrder::Tiles(second) => tile_pair(second, pair),
+        };
+        self.values.wrapping_add(line * LINE_VALUES)
+    }
+}
+
+/// Writes one position's keys and values into a head's page. Other positions of the page may be written at the same time.
 #[inline(always)]
-unsafe fn store_simd<S: Simd>(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize) {
+unsafe fn store_simd<S: Simd>(keys: &[bf16], values: &[bf16], into: PagePlace, slot: usize) {
     // SAFETY: every place lies on the page, as promised by the caller.
     unsafe {
         for (pair, keys) in keys.chunks_exact(2).enumerate() {
-            into.add(pair * 2 * PAGE + slot * 2)
+            into.keys
+                .add(pair * 2 * PAGE + slot * 2)
                 .cast::<[bf16; 2]>()
                 .write_unaligned([keys[0], keys[1]]);
         }
-        let into = into.add(PAGE * keys.len() + slot / 2 * 2 * keys.len() + slot % 2);
+        let line = into.line(slot / 2).add(slot % 2);
         for (column, values) in values.chunks_exact(SIMD_WIDTH).enumerate() {
-            S::spread_bf16(values.as_ptr(), into.add(2 * SIMD_WIDTH * column));
+            S::spread_bf16(values.as_ptr(), line.add(into.column * column));
         }
     }
 }
 
 for_each_isa! {
     /// Stores one position of one head.
-    fn store = store_simd(keys: &[bf16], values: &[bf16], into: *mut bf16, slot: usize)
+    fn store = store_simd(keys: &[bf16], values: &[bf16], into: PagePlace, slot: usize)
 }
 
 /// Copies the heads of up to 16 rows into left-tile order, [d / 32][16 rows][32].
@@ -69,7 +102,7 @@ unsafe fn store_page_simd<S: Simd>(
     values: *const bf16,
     row: usize,
     head_dim: usize,
-    into: *mut bf16,
+    into: PagePlace,
     finite: &mut bool,
 ) {
     // SAFETY: every place lies on the page, or in a row, as promised by the caller.
@@ -78,22 +111,20 @@ unsafe fn store_page_simd<S: Simd>(
             *finite &= are_finite(std::slice::from_raw_parts(values.add(slot * row), head_dim));
         }
         for step in 0..head_dim / STEP {
-            S::transpose_pairs(keys.add(step * STEP), row, into.add(step * TILE));
+            S::transpose_pairs(keys.add(step * STEP), row, into.keys.add(step * TILE));
         }
         for pair in head_dim / STEP * STEP / 2..head_dim / 2 {
             for slot in 0..PAGE {
                 let keys = keys.add(slot * row + 2 * pair).cast::<[bf16; 2]>().read_unaligned();
-                into.add((pair * PAGE + slot) * 2).cast::<[bf16; 2]>().write_unaligned(keys);
+                let place = into.keys.add((pair * PAGE + slot) * 2);
+                place.cast::<[bf16; 2]>().write_unaligned(keys);
             }
         }
-        let into = into.add(PAGE * head_dim);
-        for slot in (0..PAGE).step_by(2) {
-            for column in (0..head_dim).step_by(SIMD_WIDTH) {
-                let values = values.add(slot * row + column);
-                S::interleave_bf16(
-                    [values, values.add(row)],
-                    into.add(slot * head_dim + 2 * column),
-                );
+        for pair in 0..PAGE_LINES {
+            let (values, line) = (values.add(2 * pair * row), into.line(pair));
+            for column in 0..head_dim / SIMD_WIDTH {
+                let values = values.add(column * SIMD_WIDTH);
+                S::interleave_bf16([values, values.add(row)], line.add(into.column * column));
             }
         }
     }
@@ -106,7 +137,7 @@ for_each_isa! {
         values: *const bf16,
         row: usize,
         head_dim: usize,
-        into: *mut bf16,
+        into: PagePlace,
         finite: &mut bool,
     )
 }

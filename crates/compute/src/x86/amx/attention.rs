@@ -239,33 +239,39 @@ unsafe fn score_block_of_two(
 
 /// Values of some positions as tiles: [step of 32 positions][d / 16].
 #[derive(Clone, Copy)]
-pub(in crate::x86) struct ValueTiles {
-    first: *const bf16,
-    steps: usize,
+pub(in crate::x86) struct ValueTiles<'a> {
+    /// Where each step's are.
+    steps: &'a [*const bf16],
     columns: usize,
     /// From a tile to the next column's.
     column: usize,
     row_bytes: usize,
+    /// Groups of lines to fetch with each product.
+    fetched: usize,
 }
 
-impl ValueTiles {
-    /// Tile after tile.
+impl<'a> ValueTiles<'a> {
+    /// Steps of tile after tile: on their pages (`in_place`), or copied, which has fetched some lines.
     #[inline(always)]
-    pub(in crate::x86) fn packed(first: *const bf16, steps: usize, head_dim: usize) -> Self {
-        let columns = head_dim / PANEL;
-        Self { first, steps, columns, column: TILE, row_bytes: ROW_BYTES }
+    pub(in crate::x86) fn in_tiles(
+        steps: &'a [*const bf16],
+        head_dim: usize,
+        in_place: bool,
+    ) -> Self {
+        let (columns, fetched) = (head_dim / PANEL, if in_place { 4 } else { 2 });
+        Self { steps, columns, column: TILE, row_bytes: ROW_BYTES, fetched }
     }
 
-    /// Page after page: [32 / 2][d][2].
+    /// Steps of [32 / 2][d][2].
     #[inline(always)]
-    pub(in crate::x86) fn in_pages(first: *const bf16, steps: usize, head_dim: usize) -> Self {
+    pub(in crate::x86) fn in_pages(steps: &'a [*const bf16], head_dim: usize) -> Self {
         let row_bytes = head_dim * 2 * size_of::<bf16>();
-        Self { first, steps, columns: head_dim / PANEL, column: 2 * PANEL, row_bytes }
+        Self { steps, columns: head_dim / PANEL, column: 2 * PANEL, row_bytes, fetched: 2 }
     }
 
     #[inline(always)]
     fn tile(&self, step: usize, column: usize) -> *const bf16 {
-        self.first.wrapping_add(step * self.columns * TILE + column * self.column)
+        self.steps[step].wrapping_add(column * self.column)
     }
 }
 
@@ -282,12 +288,13 @@ macro_rules! begin_sums {
 /// Tiles are configured for attention with the rows in use; weights are [step][16][32], `into` [d / 16][16][16].
 pub(in crate::x86) unsafe fn add_values(
     weights: *const bf16,
-    values: ValueTiles,
+    values: ValueTiles<'_>,
     into: *mut f32,
     begun: bool,
     fetcher: &mut Fetcher<'_>,
 ) {
-    let ValueTiles { steps, columns, row_bytes, .. } = values;
+    let ValueTiles { columns, row_bytes, fetched, .. } = values;
+    let steps = values.steps.len();
     // SAFETY: as promised by the caller.
     unsafe {
         let value = |step: usize, column: usize| values.tile(step, column);
@@ -301,16 +308,16 @@ pub(in crate::x86) unsafe fn add_values(
                 load!("4", weights.add(step * TILE), ROW_BYTES);
                 load!("6", value(step, first), row_bytes);
                 multiply_tiles!("0", "4", "6");
-                fetcher.fetch(2);
+                fetcher.fetch(fetched);
                 load!("6", value(step, first + 1), row_bytes);
                 multiply_tiles!("1", "4", "6");
-                fetcher.fetch(2);
+                fetcher.fetch(fetched);
                 load!("6", value(step, first + 2), row_bytes);
                 multiply_tiles!("2", "4", "6");
-                fetcher.fetch(2);
+                fetcher.fetch(fetched);
                 load!("6", value(step, first + 3), row_bytes);
                 multiply_tiles!("3", "4", "6");
-                fetcher.fetch(2);
+                fetcher.fetch(fetched);
             }
             store!("0", into);
             store!("1", into.add(RESULT_TILE));
@@ -324,7 +331,7 @@ pub(in crate::x86) unsafe fn add_values(
                 load!("4", weights.add(step * TILE), ROW_BYTES);
                 load!("6", value(step, last), row_bytes);
                 multiply_tiles!("0", "4", "6");
-                fetcher.fetch(2);
+                fetcher.fetch(fetched);
             }
             store!("0", into);
         }
@@ -339,11 +346,12 @@ pub(in crate::x86) unsafe fn add_values(
 pub(in crate::x86) unsafe fn add_values_of_two(
     weights: *const bf16,
     weights_tile: usize,
-    values: ValueTiles,
+    values: ValueTiles<'_>,
     into: [*mut f32; 2],
     begun: [bool; 2],
 ) {
-    let ValueTiles { steps, columns, row_bytes, .. } = values;
+    let ValueTiles { columns, row_bytes, .. } = values;
+    let steps = values.steps.len();
     let second = weights.wrapping_add(weights_tile);
     // SAFETY: as promised by the caller.
     unsafe {

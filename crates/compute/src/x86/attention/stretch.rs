@@ -5,7 +5,9 @@ use super::{Queries, STEP_PAGES, STRETCH_WEIGHTS, TILES_TOGETHER, Workspace};
 use crate::Isa;
 use crate::x86::amx::{self, ValueTiles};
 use crate::x86::int8;
-use crate::x86::pages::{BLOCK_PAGES, Fetcher, HeadPages, PAGE, STRETCH_PAGES};
+use crate::x86::pages::{
+    BLOCK_PAGES, Fetcher, HeadPages, LINE_VALUES, PAGE, PAGE_LINES, STRETCH_PAGES, Together,
+};
 use crate::x86::simd::{SIMD_WIDTH, Simd};
 use crate::x86::softmax::{self, BlockRow, WholeBlock};
 use crate::x86::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
@@ -31,6 +33,8 @@ pub(super) struct Stretch<'a> {
     pages: [*const u8; STRETCH_PAGES],
     /// Each page's keys as bf16. Those of int8 pages are widened first.
     keys: [*const bf16; STRETCH_PAGES],
+    /// The first line of each bf16 page's values. Where pages stand together, those of every second page are a step's tiles.
+    values: [*const bf16; STRETCH_PAGES],
     /// log2 e / √d
     scale: f32,
     /// Whether the values are where the products want them.
@@ -43,16 +47,20 @@ pub(super) struct Stretch<'a> {
 
 impl<'a> Stretch<'a> {
     #[inline(always)]
-    pub(super) unsafe fn new(
+    pub(super) fn new(
         queries: &'a Queries<'a>,
         head: HeadPages,
         range: Range<usize>,
         fetcher: Fetcher<'a>,
     ) -> Self {
         let mut pages = [std::ptr::null(); STRETCH_PAGES];
-        for (pointer, &page) in pages.iter_mut().zip(&queries.pages[range.clone()]) {
-            // SAFETY: the page exists, as promised by the caller.
-            *pointer = unsafe { head.page(page) };
+        let mut values = [std::ptr::null(); STRETCH_PAGES];
+        let own = queries.pages[range.clone()].iter().zip(&mut values);
+        for (pointer, (&page, values)) in pages.iter_mut().zip(own) {
+            let place = head.first.wrapping_add(head.place(page));
+            *pointer = place.wrapping_add(head.keys(page));
+            let lines = usize::from(head.second(page)) * PAGE_LINES * LINE_VALUES;
+            *values = place.wrapping_add(head.values()).cast::<bf16>().wrapping_add(lines);
         }
         let keys = pages.map(|page| page.cast());
         let blocks = range.len().div_ceil(BLOCK_PAGES);
@@ -69,6 +77,7 @@ impl<'a> Stretch<'a> {
             range,
             pages,
             keys,
+            values,
             scale,
             values_ready: false,
             fetcher,
@@ -301,9 +310,17 @@ impl<'a> Stretch<'a> {
             part.begun = true;
             if self.tiles::<S>() {
                 let first = work.values.as_ptr().wrapping_add(pages.start * PAGE * head_dim);
+                let mut places = [std::ptr::null(); STRETCH_PAGES / STEP_PAGES];
+                let in_place = !SCALED && self.head.together == Together::Two;
+                for (index, place) in places[..steps].iter_mut().enumerate() {
+                    *place = match in_place {
+                        true => self.values[pages.start + index * STEP_PAGES],
+                        false => first.wrapping_add(index * STEP * head_dim),
+                    };
+                }
                 let values = match SCALED {
-                    true => ValueTiles::in_pages(first, steps, head_dim),
-                    false => ValueTiles::packed(first, steps, head_dim),
+                    true => ValueTiles::in_pages(&places[..steps], head_dim),
+                    false => ValueTiles::in_tiles(&places[..steps], head_dim, in_place),
                 };
                 if tiles.len() == TILES_TOGETHER {
                     let second = &mut work.parts[tiles.start + 1];
@@ -324,18 +341,20 @@ impl<'a> Stretch<'a> {
                     self.fetcher.fetch(2 * panels * count);
                     let right = |half: usize, panel: usize| {
                         let page = first + half;
-                        let values = match SCALED {
-                            true => values.wrapping_add(page * PAGE * head_dim),
-                            false => self.pages[page].cast::<bf16>().wrapping_add(PAGE * head_dim),
-                        };
-                        values.wrapping_add(2 * SIMD_WIDTH * (column + panel))
+                        match SCALED {
+                            true => values
+                                .wrapping_add(page * PAGE * head_dim)
+                                .wrapping_add(LINE_VALUES * (column + panel)),
+                            false => self.values[page]
+                                .wrapping_add(self.head.column() * (column + panel)),
+                        }
                     };
                     dot_rows::<S>(&DotRows {
                         left: work.weights.as_ptr().add(first / STEP_PAGES * TILE),
                         left_block: 0,
                         rows: (self.queries.rows - tiles.start * TILE_ROWS).min(TILE_ROWS),
                         right,
-                        right_pair: 2 * head_dim,
+                        right_pair: if SCALED { 2 * head_dim } else { LINE_VALUES },
                         panels,
                         halves: count,
                         result: into.add(column * RESULT_TILE),
@@ -346,11 +365,12 @@ impl<'a> Stretch<'a> {
         }
     }
 
-    /// Brings the values of all pages to where the products want them. A tile holds those of two pages, which stand
+    /// Brings the values of all pages to where the products want them. A tile holds those of two pages, which may stand
     /// apart.
     #[inline(always)]
     unsafe fn prepare_values<S: Weigh, const SCALED: bool>(&mut self, work: &mut Workspace) {
-        if self.values_ready || !(SCALED || self.tiles::<S>()) {
+        let in_place = self.head.together == Together::Two || !self.tiles::<S>();
+        if self.values_ready || (in_place && !SCALED) {
             return;
         }
         self.values_ready = true;
@@ -376,27 +396,27 @@ impl<'a> Stretch<'a> {
     /// Copies the values of all pages into tiles: [step][d / 16][32 / 2][16][2], pairs of positions as weights have them.
     #[inline(always)]
     unsafe fn pack_values<S: Simd>(&mut self, into: *mut bf16) {
-        const LINE: usize = 2 * SIMD_WIDTH;
         let head_dim = self.head.head_dim;
         let stored = self.range.len();
         let fetched = usize::from(self.queries.tile_count() == 1);
         for page in 0..stored.next_multiple_of(STEP_PAGES) {
             let step = into.wrapping_add(page / STEP_PAGES * STEP * head_dim);
-            for pair in 0..PAGE / 2 {
-                let into = step.wrapping_add(tile_pair(page % STEP_PAGES == 1, pair) * LINE);
+            for pair in 0..PAGE_LINES {
+                let line = tile_pair(page % STEP_PAGES == 1, pair);
+                let into = step.wrapping_add(line * LINE_VALUES);
                 // SAFETY: every line lies on a page of the stretch, or in its tile.
                 unsafe {
                     if page == stored {
                         // Their weights are 0, but what an earlier stretch left there may be NaN.
                         (0..head_dim / SIMD_WIDTH)
-                            .for_each(|column| into.add(column * TILE).write_bytes(0, LINE));
+                            .for_each(|column| into.add(column * TILE).write_bytes(0, LINE_VALUES));
                         continue;
                     }
                     self.fetcher
                         .fetch(fetched * (head_dim * (pair + 1) / 128 - head_dim * pair / 128));
-                    let values = self.pages[page].cast::<bf16>().add((PAGE + 2 * pair) * head_dim);
+                    let values = self.values[page].add(pair * LINE_VALUES);
                     for column in 0..head_dim / SIMD_WIDTH {
-                        let line = S::load(values.add(column * LINE).cast());
+                        let line = S::load(values.add(column * self.head.column()).cast());
                         line.store(into.add(column * TILE).cast());
                     }
                 }

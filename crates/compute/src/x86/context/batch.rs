@@ -6,9 +6,9 @@ use crate::memory::SharedMut;
 use crate::tables::BoundRow;
 use crate::x86::attention::{self, MANY_TILES, Queries, SPLIT_PAGES, Workspace};
 use crate::x86::int8;
-use crate::x86::pages::{After, HeadPages, PAGE, RowsAhead, fetch};
+use crate::x86::pages::{After, HeadPages, PAGE, PAGE_LINES, RowsAhead, Together, fetch};
 use crate::x86::softmax::{self, RunningSoftmax};
-use crate::x86::store;
+use crate::x86::store::{self, LineOrder, PagePlace};
 use crate::x86::tiles::{STEP, TILE, TILE_ROWS};
 use crate::{ContextType, Isa, Threads};
 use half::bf16;
@@ -23,7 +23,7 @@ pub(super) struct Batch<'a> {
     pub(super) qkv: &'a [bf16],
     /// (rows, query_width)
     pub(super) attended: SharedMut<'a, bf16>,
-    /// One layer's bytes: (pages, kv_heads, keys and values).
+    /// One layer's bytes: (places, kv_heads, keys and values).
     pub(super) pages: SharedMut<'a, u8>,
     /// Whether all values that were stored are numbers.
     pub(super) finite: AtomicBool,
@@ -71,39 +71,51 @@ impl Batch<'_> {
         for row in self.rows {
             let pages = &row.pages[..row.position as usize / PAGE + 1];
             let last = pages.iter().max().copied().unwrap_or(0) as usize;
-            assert!(last < self.shape.pages, "page {last} of {}", self.shape.pages);
+            let pages = self.shape.places * self.shape.together.pages();
+            assert!(last < pages, "page {last} of {pages}");
         }
     }
 
     /// One head's pages.
     pub(super) fn head_pages(&self, kv_head: usize) -> HeadPages {
-        let Shape { config, context_type, .. } = self.shape;
-        let first = self.pages.place(0, self.shape.page_bytes() * self.shape.pages);
+        let Shape { ref config, context_type, together, .. } = *self.shape;
+        let first = self.pages.place(0, self.shape.place_bytes() * self.shape.places);
         let (kv_heads, head_dim) = (config.kv_heads, config.head_dim);
-        HeadPages { first, kv_head, kv_heads, head_dim, context_type: *context_type }
+        HeadPages { first, kv_head, kv_heads, head_dim, context_type, together }
     }
 
-    /// Stores all rows in any order: first clears the pages that begin, then fills them in.
+    /// Stores all rows in any order: first clears the places that begin, then fills them in.
     pub(super) fn store_rows(&self, threads: &Threads) {
         let kv_heads = self.shape.config.kv_heads;
-        for row in (0..self.rows.len()).filter(|&row| self.begins_page(row)) {
-            (0..kv_heads).for_each(|kv_head| self.clear_page(row, kv_head));
+        for row in (0..self.rows.len()).filter(|&row| self.begins_place(row)) {
+            (0..kv_heads).for_each(|kv_head| self.clear_place(row, kv_head));
         }
         threads.for_each(self.rows.len(), |row| {
             (0..kv_heads).for_each(|kv_head| self.store(row, kv_head));
         });
     }
 
-    /// Stores segments, which belong to different pages and are in order.
+    /// Stores segments, which belong to different places and are in order.
     pub(super) fn store_segments(&self, threads: &Threads, segments: &[Range<usize>]) {
         let kv_heads = self.shape.config.kv_heads;
         threads.for_each(segments.len(), |segment| {
             let rows = segments[segment].clone();
+            let by_page = self.shape.context_type == ContextType::Bf16;
+            let all_written = by_page && rows.len() == self.shape.positions();
             for kv_head in 0..kv_heads {
-                if rows.len() == PAGE && self.shape.context_type == ContextType::Bf16 {
-                    self.store_page(rows.start, kv_head);
-                } else {
-                    rows.clone().for_each(|row| self.store_in_order(row, kv_head));
+                if self.begins_place(rows.start) && !all_written {
+                    self.clear_place(rows.start, kv_head);
+                }
+                let mut row = rows.start;
+                while row < rows.end {
+                    let left = PAGE - self.rows[row].position as usize % PAGE;
+                    let of_page = row..rows.end.min(row + left);
+                    if by_page && of_page.len() == PAGE {
+                        self.store_page(row, kv_head);
+                    } else {
+                        of_page.clone().for_each(|row| self.store(row, kv_head));
+                    }
+                    row = of_page.end;
                 }
             }
         });
@@ -116,7 +128,7 @@ impl Batch<'_> {
         let rows = &self.qkv[row * width..][..PAGE * width];
         let keys = &rows[config.query_width() + kv_head * head_dim..];
         let values = &keys[config.kv_width()..];
-        let (isa, page) = (self.shape.isa, self.page(row, kv_head).cast());
+        let (isa, page) = (self.shape.isa, self.page(row, kv_head));
         let mut finite = true;
         // SAFETY: the instruction set is there; all of the page is these rows'.
         unsafe {
@@ -126,30 +138,47 @@ impl Batch<'_> {
         self.note(finite);
     }
 
-    /// Stores a row after all earlier rows of its page.
+    /// Stores a row after all earlier rows of its place.
     fn store_in_order(&self, row: usize, kv_head: usize) {
-        if self.begins_page(row) {
-            self.clear_page(row, kv_head);
+        if self.begins_place(row) {
+            self.clear_place(row, kv_head);
         }
         self.store(row, kv_head);
     }
 
-    fn begins_page(&self, row: usize) -> bool {
-        (self.rows[row].position as usize).is_multiple_of(PAGE)
+    fn begins_place(&self, row: usize) -> bool {
+        (self.rows[row].position as usize).is_multiple_of(self.shape.positions())
     }
 
-    /// Where the row's page of one head begins.
-    fn page(&self, row: usize, kv_head: usize) -> *mut u8 {
+    /// Where the place of the row's page begins, for one head.
+    fn place(&self, row: usize, kv_head: usize) -> (*mut u8, HeadPages, u32) {
         let BoundRow { position, pages, .. } = self.rows[row];
-        let head = self.head_pages(kv_head);
-        self.pages.place(head.offset(pages[position as usize / PAGE]), head.head_bytes())
+        let (head, page) = (self.head_pages(kv_head), pages[position as usize / PAGE]);
+        (self.pages.place(head.place(page), head.head_bytes()), head, page)
     }
 
-    /// Clears a page. An earlier prompt may have left NaN there, and even a weight of 0 would keep it
+    /// Where the keys and values of the row's page go, if it is bf16.
+    fn page(&self, row: usize, kv_head: usize) -> PagePlace {
+        let (place, head, page) = self.place(row, kv_head);
+        let second = head.second(page);
+        let order = match (head.together, self.shape.isa) {
+            (Together::Two, Isa::Amx) => LineOrder::Tiles(second),
+            _ => LineOrder::From(usize::from(second) * PAGE_LINES),
+        };
+        PagePlace {
+            keys: place.wrapping_add(head.keys(page)).cast(),
+            values: place.wrapping_add(head.values()).cast(),
+            column: head.column(),
+            order,
+        }
+    }
+
+    /// Clears the row's place. An earlier prompt may have left NaN there, and even a weight of 0 would keep it
     /// NaN.
-    fn clear_page(&self, row: usize, kv_head: usize) {
-        // SAFETY: a whole page of one head, which nothing else uses yet.
-        unsafe { self.page(row, kv_head).write_bytes(0, self.shape.head_bytes()) };
+    fn clear_place(&self, row: usize, kv_head: usize) {
+        let (place, head, _) = self.place(row, kv_head);
+        // SAFETY: all of the place for one head, which nothing else uses yet.
+        unsafe { place.write_bytes(0, head.head_bytes()) };
     }
 
     fn store(&self, row: usize, kv_head: usize) {
@@ -181,13 +210,18 @@ impl Batch<'_> {
 
     fn write(&self, row: usize, kv_head: usize, keys: &[bf16], values: &[bf16]) {
         let slot = self.rows[row].position as usize % PAGE;
-        let (isa, page) = (self.shape.isa, self.page(row, kv_head));
+        let isa = self.shape.isa;
         // SAFETY: the instruction set is there; no two rows have the same page and position, and
         // others' places on the page are not touched.
         unsafe {
             match self.shape.context_type {
-                ContextType::Bf16 => store::store(isa, keys, values, page.cast(), slot),
-                ContextType::Int8 => int8::store(isa, keys, values, page, slot),
+                ContextType::Bf16 => {
+                    store::store(isa, keys, values, self.page(row, kv_head), slot);
+                }
+                ContextType::Int8 => {
+                    let (place, head, page) = self.place(row, kv_head);
+                    int8::store(isa, keys, values, place.wrapping_add(head.keys(page)), slot);
+                }
             }
         }
     }
