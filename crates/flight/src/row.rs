@@ -1,8 +1,9 @@
 //! Rows: who a token belongs to, where it stands, and where its context lives; and the names of what
 //! rows travel in.
 
-/// Positions in one page of context where no cluster has settled on another number.
-pub const PAGE_POSITIONS: u32 = 16;
+/// Positions in one page of context where no cluster has settled on another number: those of x86's kernels. GPUs have smaller
+/// pages, so forecasts count them a little too full.
+pub const PAGE_POSITIONS: u32 = 32;
 
 /// Stands for a token that is not known where the row is made: the one that the step before picked for the row's slot.
 pub const TOKEN_PENDING: u32 = u32::MAX;

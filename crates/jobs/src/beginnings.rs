@@ -83,7 +83,7 @@ mod tests {
         // Whole pages, and never all of a prompt.
         let alike = [prompt(&[0..40, 50..60]), prompt(&[0..40, 70..80]), prompt(&[0..20, 20..48])];
         assert_eq!(tokens_in_common(&alike), [32, 32, 32]);
-        assert_eq!(tokens_in_common(&[prompt(&[0..8, 8..32]), prompt(&[0..8, 8..32])]), [16, 16]);
+        assert_eq!(tokens_in_common(&[prompt(&[0..8, 8..64]), prompt(&[0..8, 8..64])]), [32, 32]);
         assert_eq!(
             tokens_in_common(&[prompt(&[0..8, 8..40]), prompt(&[1..8, 8..41]), vec![]]),
             [0, 0, 0]
@@ -96,7 +96,7 @@ mod tests {
             all.push(prompt(&[0..64, 500..500 + more, 80..89]));
             tokens_in_common(&all)
         };
-        assert_eq!(twins(16), [64; 22]);
+        assert_eq!(twins(32), [64; 22]);
         assert_eq!(twins(160)[19..], [64, 224, 224]);
         let mut beginnings = Beginnings::default();
         let texts = alike.map(|tokens| beginnings.add(&tokens));

@@ -18,7 +18,7 @@ pub const PLAN_VERSION: u32 = 2;
 pub struct ContextBudget {
     /// Bytes for contexts on each node.
     pub bytes: u64,
-    /// Pages (16 positions of one layer) that fit into them.
+    /// Pages (32 positions of one layer) that fit into them.
     pub pages: u64,
     /// Prompts expected to be seated at once.
     pub seats: usize,

@@ -346,7 +346,7 @@ mod tests {
         assert_eq!(workload.rows_per_seat(1), 1.0);
         // Chunks of 4: the input in one step, one more row in another.
         assert_eq!(workload.rows_per_seat(4), 2.0);
-        assert_eq!(workload.held(1), Held { mean: 16.0, deviation: 0.0, most: 16.0 });
+        assert_eq!(workload.held(1), Held { mean: 32.0, deviation: 0.0, most: 32.0 });
     }
 
     #[test]

@@ -92,7 +92,7 @@ fn impossible_clusters_say_what_would_be_needed() {
     let error = space.sites().unwrap_err().to_string();
     assert!(
         error.starts_with("no context memory is left: ")
-            && error.contains("2000 tokens) needs 0.61 GiB"),
+            && error.contains("2016 tokens) needs 0.62 GiB"),
         "{error}"
     );
 }
