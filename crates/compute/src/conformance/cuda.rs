@@ -15,9 +15,11 @@ use crate::{
     AttendRow, Backend, ContextKernels, ContextSpec, ContextType, CpuContext, CpuWeights, Isa,
     ShardIn, ShardOut, SliceSpec, Threads, WeightKernels,
 };
-use glinthawk_flight::{Buffer, Generated, PAGE_POSITIONS, Row, Sample, Sampling};
+use glinthawk_flight::{Buffer, Generated, Row, Sample, Sampling};
 use std::ops::Range;
 use std::sync::Arc;
+
+const PAGE_POSITIONS: u32 = CudaModel::PAGE_POSITIONS;
 
 /// The first GPU; `None`, with a word about it, where there is none.
 fn device() -> Option<CudaDevice> {

@@ -30,7 +30,7 @@ const JOB_TILES: usize = 96;
 const JOB_COLUMNS: usize = 8192;
 
 /// Pages of one step of the values' product.
-const STEP_PAGES: usize = STEP / PAGE;
+pub(super) const STEP_PAGES: usize = STEP / PAGE;
 /// Tiles that go through the products together.
 const TILES_TOGETHER: usize = 2;
 /// Weights of one tile and one stretch.

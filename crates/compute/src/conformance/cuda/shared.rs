@@ -1,10 +1,10 @@
 //! Rows that attend together to pages that their contexts begin with: each has the bits that it has alone.
 
-use super::{device, wide};
+use super::{PAGE_POSITIONS, device, wide};
 use crate::conformance::model::Shape;
 use crate::cuda::{CudaDevice, CudaModel, StepLimits};
 use crate::{Threads, sample};
-use glinthawk_flight::{PAGE_POSITIONS, Row, Sample};
+use glinthawk_flight::{Row, Sample};
 use std::sync::Arc;
 
 const PROMPTS: u32 = 100;

@@ -3,6 +3,7 @@
 //! Sums have the same order either way.
 
 use super::{ROW_BYTES, clear, load, multiply_tiles, store};
+use crate::x86::attention::STEP_PAGES;
 use crate::x86::pages::{BLOCK_PAGES, Fetcher};
 use crate::x86::tiles::{PANEL, RESULT_TILE, STEP, TILE};
 use half::bf16;
@@ -240,8 +241,8 @@ unsafe fn score_block_of_two(
 /// Values of some positions as tiles: [step of 32 positions][d / 16].
 #[derive(Clone, Copy)]
 pub(in crate::x86) struct ValueTiles<'a> {
-    /// Where each step's are.
-    steps: &'a [*const bf16],
+    /// Where each page's are: those of a step begin with every second page's.
+    pages: &'a [*const bf16],
     columns: usize,
     /// From a tile to the next column's.
     column: usize,
@@ -251,27 +252,35 @@ pub(in crate::x86) struct ValueTiles<'a> {
 }
 
 impl<'a> ValueTiles<'a> {
-    /// Steps of tile after tile: on their pages (`in_place`), or copied, which has fetched some lines.
+    /// Tile after tile: on their pages (`in_place`), or copied, which has fetched some lines.
     #[inline(always)]
     pub(in crate::x86) fn in_tiles(
-        steps: &'a [*const bf16],
+        pages: &'a [*const bf16],
         head_dim: usize,
         in_place: bool,
     ) -> Self {
         let (columns, fetched) = (head_dim / PANEL, if in_place { 4 } else { 2 });
-        Self { steps, columns, column: TILE, row_bytes: ROW_BYTES, fetched }
+        Self { pages, columns, column: TILE, row_bytes: ROW_BYTES, fetched }
     }
 
     /// Steps of [32 / 2][d][2].
     #[inline(always)]
-    pub(in crate::x86) fn in_pages(steps: &'a [*const bf16], head_dim: usize) -> Self {
+    pub(in crate::x86) fn in_pages(pages: &'a [*const bf16], head_dim: usize) -> Self {
         let row_bytes = head_dim * 2 * size_of::<bf16>();
-        Self { steps, columns: head_dim / PANEL, column: 2 * PANEL, row_bytes, fetched: 2 }
+        Self { pages, columns: head_dim / PANEL, column: 2 * PANEL, row_bytes, fetched: 2 }
     }
 
+    fn steps(&self) -> usize {
+        self.pages.len().div_ceil(STEP_PAGES)
+    }
+
+    /// # Safety
+    /// There are so many steps.
     #[inline(always)]
-    fn tile(&self, step: usize, column: usize) -> *const bf16 {
-        self.steps[step].wrapping_add(column * self.column)
+    unsafe fn tile(&self, step: usize, column: usize) -> *const bf16 {
+        // SAFETY: as promised by the caller.
+        let first = unsafe { *self.pages.get_unchecked(step * STEP_PAGES) };
+        first.wrapping_add(column * self.column)
     }
 }
 
@@ -294,7 +303,7 @@ pub(in crate::x86) unsafe fn add_values(
     fetcher: &mut Fetcher<'_>,
 ) {
     let ValueTiles { columns, row_bytes, fetched, .. } = values;
-    let steps = values.steps.len();
+    let steps = values.steps();
     // SAFETY: as promised by the caller.
     unsafe {
         let value = |step: usize, column: usize| values.tile(step, column);
@@ -351,7 +360,7 @@ pub(in crate::x86) unsafe fn add_values_of_two(
     begun: [bool; 2],
 ) {
     let ValueTiles { columns, row_bytes, .. } = values;
-    let steps = values.steps.len();
+    let steps = values.steps();
     let second = weights.wrapping_add(weights_tile);
     // SAFETY: as promised by the caller.
     unsafe {

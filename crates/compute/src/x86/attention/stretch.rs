@@ -2,7 +2,6 @@
 //! added.
 
 use super::{Queries, STEP_PAGES, STRETCH_WEIGHTS, TILES_TOGETHER, Workspace};
-use crate::Isa;
 use crate::x86::amx::{self, ValueTiles};
 use crate::x86::int8;
 use crate::x86::pages::{
@@ -13,6 +12,7 @@ use crate::x86::softmax::{self, BlockRow, WholeBlock};
 use crate::x86::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
 use crate::x86::vector::{DotRows, HALF_PAIRS, dot_rows};
 use crate::x86::weigh::{Weigh, tile_pair};
+use crate::{ContextType, Isa};
 use half::bf16;
 use std::ops::Range;
 
@@ -33,7 +33,8 @@ pub(super) struct Stretch<'a> {
     pages: [*const u8; STRETCH_PAGES],
     /// Each page's keys as bf16. Those of int8 pages are widened first.
     keys: [*const bf16; STRETCH_PAGES],
-    /// The first line of each bf16 page's values. Where pages stand together, those of every second page are a step's tiles.
+    /// The first line of each page's values. Where pages stand together, those of every second page are a step's tiles;
+    /// others are copied, and int8 ones widened, before they are used.
     values: [*const bf16; STRETCH_PAGES],
     /// log2 e / √d
     scale: f32,
@@ -55,12 +56,14 @@ impl<'a> Stretch<'a> {
     ) -> Self {
         let mut pages = [std::ptr::null(); STRETCH_PAGES];
         let mut values = [std::ptr::null(); STRETCH_PAGES];
-        let own = queries.pages[range.clone()].iter().zip(&mut values);
-        for (pointer, (&page, values)) in pages.iter_mut().zip(own) {
+        for (index, &page) in queries.pages[range.clone()].iter().enumerate() {
             let place = head.first.wrapping_add(head.place(page));
-            *pointer = place.wrapping_add(head.keys(page));
-            let lines = usize::from(head.second(page)) * PAGE_LINES * LINE_VALUES;
-            *values = place.wrapping_add(head.values()).cast::<bf16>().wrapping_add(lines);
+            pages[index] = place.wrapping_add(head.keys(page));
+            if head.context_type == ContextType::Bf16 {
+                let lines = usize::from(head.second(page)) * PAGE_LINES * LINE_VALUES;
+                let first = place.wrapping_add(head.values()).cast::<bf16>();
+                values[index] = first.wrapping_add(lines);
+            }
         }
         let keys = pages.map(|page| page.cast());
         let blocks = range.len().div_ceil(BLOCK_PAGES);
@@ -303,24 +306,15 @@ impl<'a> Stretch<'a> {
         // SAFETY: as promised by the caller.
         unsafe {
             self.prepare_values::<S, SCALED>(work);
-            let (step, steps) = (pages.start / STEP_PAGES, pages.len().div_ceil(STEP_PAGES));
-            let weights = work.weights.as_ptr().add(step * TILE);
+            let weights = work.weights.as_ptr().add(pages.start / STEP_PAGES * TILE);
             let part = &mut work.parts[tiles.start];
             let (into, begun) = (part.values.as_mut_ptr(), part.begun);
             part.begun = true;
             if self.tiles::<S>() {
-                let first = work.values.as_ptr().wrapping_add(pages.start * PAGE * head_dim);
-                let mut places = [std::ptr::null(); STRETCH_PAGES / STEP_PAGES];
-                let in_place = !SCALED && self.head.together == Together::Two;
-                for (index, place) in places[..steps].iter_mut().enumerate() {
-                    *place = match in_place {
-                        true => self.values[pages.start + index * STEP_PAGES],
-                        false => first.wrapping_add(index * STEP * head_dim),
-                    };
-                }
+                let places = &self.values[pages];
                 let values = match SCALED {
-                    true => ValueTiles::in_pages(&places[..steps], head_dim),
-                    false => ValueTiles::in_tiles(&places[..steps], head_dim, in_place),
+                    true => ValueTiles::in_pages(places, head_dim),
+                    false => ValueTiles::in_tiles(places, head_dim, !self.copies_values()),
                 };
                 if tiles.len() == TILES_TOGETHER {
                     let second = &mut work.parts[tiles.start + 1];
@@ -331,7 +325,10 @@ impl<'a> Stretch<'a> {
                 return amx::add_values(weights, values, into, begun, &mut self.fetcher);
             }
             let columns = head_dim / SIMD_WIDTH;
-            let values = work.values.as_ptr();
+            let (column_values, right_pair) = match SCALED {
+                true => (LINE_VALUES, 2 * head_dim),
+                false => (self.head.column(), LINE_VALUES),
+            };
             // A few at a time if lines are fetched meanwhile.
             let together = if self.queries.tile_count() == 1 { STEP_PAGES } else { STRETCH_PAGES };
             for first in pages.clone().step_by(together) {
@@ -340,21 +337,14 @@ impl<'a> Stretch<'a> {
                     let panels = (columns - column).min(2);
                     self.fetcher.fetch(2 * panels * count);
                     let right = |half: usize, panel: usize| {
-                        let page = first + half;
-                        match SCALED {
-                            true => values
-                                .wrapping_add(page * PAGE * head_dim)
-                                .wrapping_add(LINE_VALUES * (column + panel)),
-                            false => self.values[page]
-                                .wrapping_add(self.head.column() * (column + panel)),
-                        }
+                        self.values[first + half].wrapping_add(column_values * (column + panel))
                     };
                     dot_rows::<S>(&DotRows {
                         left: work.weights.as_ptr().add(first / STEP_PAGES * TILE),
                         left_block: 0,
                         rows: (self.queries.rows - tiles.start * TILE_ROWS).min(TILE_ROWS),
                         right,
-                        right_pair: if SCALED { 2 * head_dim } else { LINE_VALUES },
+                        right_pair,
                         panels,
                         halves: count,
                         result: into.add(column * RESULT_TILE),
@@ -365,12 +355,17 @@ impl<'a> Stretch<'a> {
         }
     }
 
-    /// Brings the values of all pages to where the products want them. A tile holds those of two pages, which may stand
-    /// apart.
+    /// Whether bf16 values are copied for tiles: a tile holds those of two pages, which stand apart.
+    #[inline(always)]
+    fn copies_values(&self) -> bool {
+        self.head.together == Together::One
+    }
+
+    /// Brings the values of all pages to where the products want them.
     #[inline(always)]
     unsafe fn prepare_values<S: Weigh, const SCALED: bool>(&mut self, work: &mut Workspace) {
-        let in_place = self.head.together == Together::Two || !self.tiles::<S>();
-        if self.values_ready || (in_place && !SCALED) {
+        let copies = self.tiles::<S>() && self.copies_values();
+        if self.values_ready || !(SCALED || copies) {
             return;
         }
         self.values_ready = true;
@@ -390,6 +385,10 @@ impl<'a> Stretch<'a> {
             } else {
                 self.pack_values::<S>(into);
             }
+        }
+        let first = into.cast_const();
+        for (page, values) in self.values[..stored].iter_mut().enumerate() {
+            *values = first.wrapping_add(page * count);
         }
     }
 
