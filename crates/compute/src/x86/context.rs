@@ -124,12 +124,14 @@ impl X86Context {
         isa: Isa,
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
-        let ContextSpec { layers, pages: places, context_type, .. } = *spec;
+        let ContextSpec { layers, context_type, .. } = *spec;
         let overflow = ComputeError::Memory { what: "context pages", bytes: usize::MAX };
-        let together = match Self::page_parts(spec.page_positions) {
-            1 => Together::One,
-            _ => Together::Two,
+        let parts = Self::page_parts(spec.page_positions) as usize;
+        let together = match (parts, context_type) {
+            (2, ContextType::Bf16) => Together::Two,
+            _ => Together::One,
         };
+        let places = spec.pages * parts / together.pages();
         let shape = Shape { config: config.clone(), context_type, isa, together, places };
         let len = shape.place_bytes().checked_mul(layers).and_then(|len| len.checked_mul(places));
         let workspaces: Result<_, _> =

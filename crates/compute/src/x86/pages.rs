@@ -48,7 +48,7 @@ impl Together {
 /// and then values of all their positions, [d / 16][positions / 2][16][2]. Two pages that stand together have the values of
 /// a step as tiles. On a machine with tiles, the pairs of positions then have the order of [`tile_pair`].
 ///
-/// int8 pages stand by themselves: keys, values [16 / 2][d][2] and scales.
+/// int8 pages stand by themselves, which is faster: keys, values [16 / 2][d][2] and scales.
 ///
 /// [`tile_pair`]: super::weigh::tile_pair
 #[derive(Clone, Copy)]
@@ -89,14 +89,10 @@ impl HeadPages {
         self.offset(self.together.place(page).0)
     }
 
-    /// Where a page's keys begin, in bytes from the first of its place. An int8 page's values and scales follow them.
+    /// Where a page's keys begin, in bytes from the first of its place.
     #[inline(always)]
     pub(super) fn keys(&self, page: u32) -> usize {
-        let bytes = match self.context_type {
-            ContextType::Bf16 => self.part_bytes(),
-            ContextType::Int8 => 2 * self.part_bytes(),
-        };
-        self.together.place(page).1 * bytes
+        self.together.place(page).1 * self.part_bytes()
     }
 
     /// Whether a page is the second of two that stand together.
@@ -134,10 +130,7 @@ impl HeadPages {
     #[inline(always)]
     fn values_part(&self, page: u32) -> *const u8 {
         let (place, second) = self.together.place(page);
-        let part = match self.context_type {
-            ContextType::Bf16 => self.together.pages() + second,
-            ContextType::Int8 => 2 * second + 1,
-        };
+        let part = self.together.pages() + second;
         self.first.wrapping_add(self.offset(place) + part * self.part_bytes())
     }
 }
