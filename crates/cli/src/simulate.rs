@@ -302,6 +302,7 @@ fn deployment(
         chunk: args.chunk,
         context_max,
         lane_pages,
+        page_positions: PAGE_POSITIONS,
         whole_flights: false,
         greedy: !args.sampled,
         tier1: Arc::clone(tier1),

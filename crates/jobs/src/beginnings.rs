@@ -1,9 +1,12 @@
 //! What the prompts of an input have in common: found by a chain of hashes over the pages of tokens that each begins
 //! with, in bounded memory.
 
-use glinthawk_protocol::{PAGE_POSITIONS, page_hashes};
+use glinthawk_protocol::page_hashes;
 use std::collections::HashMap;
 
+/// Positions of a page here: of the smallest that kernels have unless a cluster settles on others. Those with larger pages
+/// share whole ones of theirs.
+const PAGE_POSITIONS: u32 = 16;
 /// Pages that are told apart. What comes later is still compared with those.
 const PAGES_MAX: usize = 2 << 20;
 /// Prompts that are judged by all of the input. Later ones are judged by what was read before them.
@@ -83,7 +86,7 @@ mod tests {
         // Whole pages, and never all of a prompt.
         let alike = [prompt(&[0..40, 50..60]), prompt(&[0..40, 70..80]), prompt(&[0..20, 20..48])];
         assert_eq!(tokens_in_common(&alike), [32, 32, 32]);
-        assert_eq!(tokens_in_common(&[prompt(&[0..8, 8..64]), prompt(&[0..8, 8..64])]), [32, 32]);
+        assert_eq!(tokens_in_common(&[prompt(&[0..8, 8..32]), prompt(&[0..8, 8..32])]), [16, 16]);
         assert_eq!(
             tokens_in_common(&[prompt(&[0..8, 8..40]), prompt(&[1..8, 8..41]), vec![]]),
             [0, 0, 0]
@@ -96,7 +99,7 @@ mod tests {
             all.push(prompt(&[0..64, 500..500 + more, 80..89]));
             tokens_in_common(&all)
         };
-        assert_eq!(twins(32), [64; 22]);
+        assert_eq!(twins(16), [64; 22]);
         assert_eq!(twins(160)[19..], [64, 224, 224]);
         let mut beginnings = Beginnings::default();
         let texts = alike.map(|tokens| beginnings.add(&tokens));

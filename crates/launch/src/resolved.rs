@@ -272,6 +272,7 @@ impl Resolved {
             chunk,
             context_max: self.layout.context_max,
             lane_pages: self.lane_pages(opened).ok()??,
+            page_positions: self.layout.page_positions,
             whole_flights: self.layout.whole_flights,
             greedy: true,
             tier1,

@@ -45,6 +45,7 @@ pub(crate) fn promised(
         chunk: layout.chunk,
         context_max: layout.context_max,
         lane_pages: layout.pages(config, (0, 0), memory_bytes / strands as u64).ok()?,
+        page_positions: layout.page_positions,
         whole_flights: layout.whole_flights,
         greedy: true,
         tier1: Arc::clone(kernels),

@@ -187,6 +187,7 @@ impl Plan {
             chunk: number("chunk", self.chunk)?,
             context_max,
             lane_pages,
+            page_positions: PAGE_POSITIONS,
             whole_flights: false,
             greedy: true,
             tier1: cluster.tier1.kernels.clone(),

@@ -53,6 +53,7 @@ fn check(profile: &str, runs: &str) {
             chunk: 256,
             context_max: 8192,
             lane_pages: PAGES,
+            page_positions: 16,
             whole_flights: false,
             greedy: true,
             tier1: kernels.clone(),

@@ -116,6 +116,7 @@ fn forecasts_are_near_what_was_measured() {
             chunk: chunk as u32,
             context_max: context_max as u32,
             lane_pages: pages(if tier2 == 0 { own_mib } else { mib }, flights * batch),
+            page_positions: PAGE_POSITIONS,
             whole_flights: false,
             greedy: true,
             tier1: kernels(profile),

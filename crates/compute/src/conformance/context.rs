@@ -1,7 +1,7 @@
 //! Tier 2's kernels.
 
+use super::assert_close;
 use super::model::{Shape, noise};
-use super::{assert_close, fast_paths};
 use crate::{AttendRow, ContextKernels, ContextType, CpuContext, Isa};
 use glinthawk_flight::Buffer;
 use half::bf16;
@@ -138,7 +138,10 @@ fn on_every_path(shape: &Shape) -> impl Iterator<Item = (Shape, Isa)> {
 
 #[test]
 fn paths_agree_with_the_oracle() {
-    for shape in shapes() {
+    for (shape, isa) in shapes().iter().flat_map(on_every_path) {
+        if isa == Isa::Portable {
+            continue;
+        }
         let mut oracle = shape.context(Isa::Portable, 2, 64);
         let (one, other) = (Prompt::new(&shape, 1, 150, 3), Prompt::new(&shape, 2, 70, 3));
         let expected = [
@@ -146,22 +149,19 @@ fn paths_agree_with_the_oracle() {
             attend_in_chunks(&mut oracle, &shape, &other, 70, 70).concat(),
         ]
         .concat();
-        for isa in fast_paths() {
-            let mut context = shape.context(isa, 2, 64);
-            let found = [
-                attend_in_chunks(&mut context, &shape, &one, 150, 50).concat(),
-                attend_in_chunks(&mut context, &shape, &other, 70, 70).concat(),
-            ]
-            .concat();
-            let wide =
-                |values: &[bf16]| values.iter().map(|value| value.to_f32()).collect::<Vec<_>>();
-            assert_close(
-                &format!("{isa}: attention of {shape:?}"),
-                &wide(&found),
-                &wide(&expected),
-                0.012,
-            );
-        }
+        let mut context = shape.context(isa, 2, 64);
+        let found = [
+            attend_in_chunks(&mut context, &shape, &one, 150, 50).concat(),
+            attend_in_chunks(&mut context, &shape, &other, 70, 70).concat(),
+        ]
+        .concat();
+        let wide = |values: &[bf16]| values.iter().map(|value| value.to_f32()).collect::<Vec<_>>();
+        assert_close(
+            &format!("{isa}: attention of {shape:?}"),
+            &wide(&found),
+            &wide(&expected),
+            0.012,
+        );
     }
 }
 
@@ -208,7 +208,7 @@ fn bits_depend_on_the_row_alone() {
     shapes.push(Shape { head_dim: 32, window: Some(500), ..base.clone() });
     shapes.push(Shape { head_dim: 128, ..base.clone() });
     for shape in of_every_type(shapes) {
-        for isa in Isa::available() {
+        for (shape, isa) in on_every_path(&shape) {
             // Long enough for several splits, if the path is fast enough for the test.
             let long = if shape.head_dim == base.head_dim { 2100 } else { 1100 };
             let end = if isa == Isa::Portable { 100 } else { long };
@@ -286,12 +286,12 @@ fn leftovers_of_another_prompt_do_no_harm() {
         let pages = prompt.pages.len() + 1;
         let mut context = shape.context(isa, 1, pages);
         let mut clean = shape.context(isa, 1, pages);
-        // A prompt full of NaN used the page before.
+        // A prompt full of NaN used the pages before.
         let mut qkv = Buffer::zeroed(shape.config().qkv_width() * 2);
         qkv.bf16_mut().fill(bf16::NAN);
         let mut attended = Buffer::zeroed(shape.config().query_width() * 2);
         prompt.bind(&mut context);
-        for position in 0..shape.page_positions.min(20) {
+        for position in 0..prompt.pages.len() as u32 * shape.page_positions {
             context.attend(1, &[prompt.row(position)], &qkv, &mut attended).unwrap();
         }
         context.attend(1, &[], &qkv, &mut attended).unwrap();
@@ -385,8 +385,7 @@ fn prompts_that_begin_alike_attend_together() {
     let base = Shape { heads: 6, kv_heads: 2, ..Shape::default() };
     let narrow = Shape { head_dim: 80, heads: 20, ..base.clone() };
     let windowed = Shape { window: Some(100), ..base.clone() };
-    let trunk = Prompt { seed: 0, size: SIZE, pages: (0..130).rev().collect() };
-    // Prompts have this many of the trunk's pages, then four of their own. A split has 64 pages.
+    // Prompts have this many pages of 16 positions of the trunk's, then four pages of their own. A split has 64.
     let cases: [&[usize]; 4] = [
         &[70, 70, 70, 69, 68, 65, 64, 64, 63, 10, 10, 10, 4, 4, 3, 0],
         &[70, 70, 71, 0, 10],
@@ -394,7 +393,10 @@ fn prompts_that_begin_alike_attend_together() {
         &[130, 130, 129, 130],
     ];
     for shape in of_every_type(vec![base, narrow, windowed]) {
-        for (isa, threads) in fast_paths().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+        let fast = on_every_path(&shape).filter(|(_, isa)| *isa != Isa::Portable);
+        for ((shape, isa), threads) in fast.flat_map(|path| [(path.clone(), 1), (path, 3)]) {
+            let pages = 130 * 16 / shape.page_positions;
+            let trunk = Prompt { seed: 0, size: SIZE, pages: (0..pages).rev().collect() };
             let [mut alone, mut together] = [1, threads].map(|threads| {
                 let mut context = shape.context(isa, threads, 200);
                 attend_in_chunks(&mut context, &shape, &trunk, 130 * 16, 300);
@@ -407,7 +409,7 @@ fn prompts_that_begin_alike_attend_together() {
     }
 }
 
-/// Attends prompts that begin with so many of the trunk's pages row by row, and all at once: single rows, chunks, and
+/// Attends prompts that begin with so many times 16 of the trunk's positions, in whole pages, row by row, and all at once: single rows, chunks, and
 /// single rows again.
 fn check_forks(
     shape: &Shape,
@@ -416,6 +418,8 @@ fn check_forks(
     alone: &mut CpuContext,
     together: &mut CpuContext,
 ) {
+    let shared: Vec<usize> =
+        shared.iter().map(|count| count * 16 / shape.page_positions as usize).collect();
     let fork = |(index, &count): (usize, &usize)| {
         let own = (trunk.pages.len() + 4 * index) as u32;
         let pages = trunk.pages[..count].iter().copied().chain(own..own + 4).collect();
@@ -424,7 +428,7 @@ fn check_forks(
     let prompts: Vec<Prompt> = shared.iter().enumerate().map(fork).collect();
     for (from, chunk) in [(0, 1), (1, 20), (21, 1)] {
         let rows_of = |(index, prompt): (usize, _)| {
-            let start = (shared[index] * 16) as u32 + from;
+            let start = shared[index] as u32 * shape.page_positions + from;
             let count = if index % 4 == 0 { 1 } else { chunk };
             (start..start + count).map(move |position| (prompt, position))
         };

@@ -51,8 +51,8 @@ pub(super) struct Workspace {
     weights: Memory<bf16>,
     /// For int8 pages, a stretch's keys as bf16: [page][16 d]
     keys: Memory<bf16>,
-    /// A stretch's values as bf16. For int8 pages, one page after the other: [page][16 / 2][d][2]. For tiles, tile
-    /// after tile: [step][d / 16][32 / 2][16][2]
+    /// A stretch's values as bf16. For int8 pages, one page after the other: [page][16 / 2][d][2]. For tiles,
+    /// if pages stand by themselves, tile after tile: [step][d / 16][32 / 2][16][2]
     values: Memory<bf16>,
     /// One for each tile of the job.
     pub(super) parts: Vec<RunningSoftmax>,

@@ -17,7 +17,7 @@ pub(super) trait Weigh: Simd {
     const MAY_HAVE_TILES: bool = false;
 
     /// Writes the weights of two pages: 0 for -∞. Returns `sum` with all of them added. In what order positions stand
-    /// is for the path to say if they are for `TILES`, where values are copied into any order: see [`tile_pair`].
+    /// is for the path to say if they are for `TILES`, whose values are stored or copied in that order: see [`tile_pair`].
     ///
     /// # Safety
     /// The machine has the instruction set; 32 weights fit at `into`.

@@ -4,7 +4,7 @@ use crate::calculus::NetworkLink;
 use crate::kernels::KernelTimes;
 use crate::shape::Shape;
 use crate::workload::Length;
-use glinthawk_protocol::{DispatcherConfig, LaneShape, Merge, OVERSUBSCRIPTION, PAGE_POSITIONS};
+use glinthawk_protocol::{DispatcherConfig, LaneShape, Merge, OVERSUBSCRIPTION};
 use std::sync::Arc;
 
 /// What each node has to itself.
@@ -59,6 +59,8 @@ pub struct Deployment {
     pub context_max: u32,
     /// Pages of each strand on each attention worker; the own lane has its own.
     pub lane_pages: u32,
+    /// Positions of a page.
+    pub page_positions: u32,
     /// Whether Tier 1 waits for whole flights.
     pub whole_flights: bool,
     /// Whether tokens are the likeliest ones, else drawn.
@@ -113,7 +115,7 @@ impl Deployment {
             filled_first: self.own_first.map(|_| self.lanes() as u32),
             chunk: self.chunk,
             lane_pages,
-            page_positions: PAGE_POSITIONS,
+            page_positions: self.page_positions,
             context_max: self.context_max,
             oversubscription: OVERSUBSCRIPTION,
             merge: self.merge(),

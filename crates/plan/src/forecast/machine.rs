@@ -121,7 +121,7 @@ impl<'a> Machine<'a> {
             work: None,
             called: false,
         };
-        let alike = Alike::new(lengths);
+        let alike = Alike::new(lengths, deployment.page_positions);
         Self {
             deployment,
             apart: deployment.place == Place::OwnMachines

@@ -193,6 +193,7 @@ mod tests {
             chunk: 64,
             context_max: 512,
             lane_pages: 8 * 32,
+            page_positions: 16,
             whole_flights: false,
             greedy: true,
             tier1: Arc::clone(&kernels),
@@ -360,9 +361,9 @@ mod tests {
         };
         let apart = job(Common::default());
         assert_eq!(apart.tokens_shared, 0.0);
-        // All but one find 352 tokens, or whole pages before the last token of the same prompt.
-        let alike = job(Common { tokens: 352, text: 7, again: false });
-        assert_eq!((alike.tokens_shared, alike.tokens), (39.0 * 352.0, apart.tokens));
+        // All but one find 368 tokens, or whole pages before the last token of the same prompt.
+        let alike = job(Common { tokens: 368, text: 7, again: false });
+        assert_eq!((alike.tokens_shared, alike.tokens), (39.0 * 368.0, apart.tokens));
         let again = job(Common { tokens: 0, text: 0, again: true });
         assert_eq!(again.tokens_shared, 39.0 * 384.0);
         assert!(alike.seconds < 0.4 * apart.seconds, "{} {}", alike.seconds, apart.seconds);
@@ -420,8 +421,8 @@ mod tests {
             let workload = Workload::uniform(16, 16, 48).expect("valid");
             forecast(&hybrid, &workload, None).tier2_seconds
         };
-        assert_eq!(attended(48)[1], 0.0, "all have room on the own lane");
-        assert!(attended(16)[1] > 0.0);
+        assert_eq!(attended(96)[1], 0.0, "all have room on the own lane");
+        assert!(attended(32)[1] > 0.0);
     }
 
     #[test]

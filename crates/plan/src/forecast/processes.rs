@@ -2,7 +2,7 @@
 
 use super::Deployment;
 use glinthawk_protocol::{
-    Compute, Driver, Generated, PAGE_POSITIONS, Stage, Tier1Node, Tier1Work, Tier2Node, Tier2Work,
+    Compute, Driver, Generated, Stage, Tier1Node, Tier1Work, Tier2Node, Tier2Work,
 };
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -48,7 +48,9 @@ pub(super) fn processes(deployment: &Deployment, grain: usize) -> Vec<Nodes> {
     let attention = |last: bool, lanes: std::ops::Range<u32>| -> BTreeMap<_, _> {
         // Nobody asks for pages, so there are no tables.
         lanes
-            .map(|lane| (lane, (Tier2Node::new(0, 0, PAGE_POSITIONS), NoKernels { last })))
+            .map(|lane| {
+                (lane, (Tier2Node::new(0, 0, deployment.page_positions), NoKernels { last }))
+            })
             .collect()
     };
     let mut processes: Vec<_> = (0..slices)

@@ -130,7 +130,7 @@ impl Batch<'_> {
         let values = &keys[config.kv_width()..];
         let (isa, page) = (self.shape.isa, self.page(row, kv_head));
         let mut finite = true;
-        // SAFETY: the instruction set is there; all of the page is these rows'.
+        // SAFETY: the instruction set is there; all lines of the page are these rows'.
         unsafe {
             let (keys, values) = (keys.as_ptr(), values.as_ptr());
             store::store_page(isa, keys, values, width, head_dim, page, &mut finite);

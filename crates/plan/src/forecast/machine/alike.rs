@@ -2,7 +2,7 @@
 
 use crate::kernels::KernelTimes;
 use crate::workload::Length;
-use glinthawk_protocol::{Launch, PAGE_POSITIONS, Row};
+use glinthawk_protocol::{Launch, Row};
 use std::collections::BTreeMap;
 
 /// Makes the tokens of prompts, and remembers what the contexts of slots begin with.
@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 pub(super) struct Alike {
     /// Whether any prompt has something in common with another.
     pub(super) any: bool,
+    page_positions: u32,
     /// Requests so far, and the one before.
     requests: u64,
     before: Option<Length>,
@@ -18,9 +19,9 @@ pub(super) struct Alike {
 }
 
 impl Alike {
-    pub(super) fn new(lengths: &[Length]) -> Self {
+    pub(super) fn new(lengths: &[Length], page_positions: u32) -> Self {
         let any = lengths.iter().any(|length| length.common.tokens > 0 || length.common.again);
-        Self { any, ..Self::default() }
+        Self { any, page_positions, ..Self::default() }
     }
 
     /// Tokens of the next prompt: those that it has in common with others are the same in all of them.
@@ -53,7 +54,7 @@ impl Alike {
             self.begun.remove(&(lane, row.slot));
         }
         for row in &launch.shared {
-            self.begun.insert((lane, row.slot), (row.page, row.position + PAGE_POSITIONS));
+            self.begun.insert((lane, row.slot), (row.page, row.position + self.page_positions));
         }
     }
 
