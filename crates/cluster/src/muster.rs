@@ -302,7 +302,7 @@ impl Muster {
         Ok((tier1, by_slice))
     }
 
-    /// Positions of a page that all attending workers can use: what the first of them likes best.
+    /// Positions of a page that all attending workers can use: those wanted, or what the first of them likes best.
     fn settle_pages(
         &self,
         layout: &Layout,
@@ -312,6 +312,9 @@ impl Muster {
         let own = tier1.iter().filter(|_| layout.tier1_attends);
         let attending = own.chain(tier2.iter().flatten()).map(|&peer| self.offer(peer));
         let sizes: Vec<&[u32]> = attending.map(|offer| &offer.page_positions[..]).collect();
+        if sizes.iter().all(|sizes| sizes.contains(&layout.page_positions)) {
+            return Ok(layout.page_positions);
+        }
         common_size(&sizes).ok_or(ClusterError::PageSizes)
     }
 

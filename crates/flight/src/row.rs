@@ -1,7 +1,7 @@
 //! Rows: who a token belongs to, where it stands, and where its context lives; and the names of what
 //! rows travel in.
 
-/// Positions in one page of context where no cluster has settled on another number: those of x86's kernels. GPUs have smaller
+/// Positions in one page of context where no cluster has settled on another number: what CPUs usually have. GPUs have smaller
 /// pages, so forecasts count them a little too full.
 pub const PAGE_POSITIONS: u32 = 32;
 

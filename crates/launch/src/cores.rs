@@ -250,7 +250,7 @@ pub(crate) fn thread_kernels(config: &ModelConfig, name: &str, isa: Isa) -> Kern
 /// What every process of a layout has to do for a prompt, in seconds of a thread: Tier 1 first, then Tier 2, slice by
 /// slice.
 fn needs(layout: &Layout, config: &ModelConfig, kernels: &KernelTimes, crowd: Crowd) -> Vec<f64> {
-    let Crowd { prompts, input, output } = crowd;
+    let Crowd { prompts, input, output, .. } = crowd;
     let batch = layout.batch as usize;
     let workers = if layout.own_first { 1 } else { layout.attention_workers() };
     let shards = layout.pipelines * layout.strands * workers * layout.flights as usize;
@@ -367,11 +367,11 @@ mod tests {
             let own_bytes = own as u64 * pages * layout.page_bytes(&config, 0);
             tier2_pays(&layout, &config, 16, [own_bytes, 1 << 36], crowd)
         };
-        let many = Crowd { prompts: 1024, input: 128, output: 64 };
+        let many = Crowd { prompts: 1024, input: 128, output: 64, alike: false };
         assert!(!check("smollm2-135m", many, 1024), "all fit");
         assert!(!check("smollm2-135m", many, 512), "batches of half are nearly as good");
         assert!(check("smollm2-135m", many, 64));
-        let long = Crowd { prompts: 12, input: 1024, output: 128 };
+        let long = Crowd { prompts: 12, input: 1024, output: 128, alike: false };
         assert!(check("llama3-8b", long, 3));
         assert!(!check("llama3-8b", long, 12), "all fit");
     }
@@ -381,7 +381,7 @@ mod tests {
         let config = ModelConfig::shape("llama3-8b").expect("a known shape");
         let kernels = Arc::new(thread_kernels(&config, "llama3-8b", Isa::Amx));
         let layout = layout(false, 1);
-        let crowd = Crowd { prompts: 12, input: 1024, output: 128 };
+        let crowd = Crowd { prompts: 12, input: 1024, output: 128, alike: false };
         let job = Job { layout: &layout, isa: Isa::Amx, memory: [1 << 36; 2], crowd };
         let between = Between { delay_seconds: 0.0, bandwidth: f64::INFINITY };
         let rate = |cores: [usize; 2]| job.promised(&config, &kernels, &cores, between);
@@ -395,7 +395,7 @@ mod tests {
         let kernels = thread_kernels(&config, "llama3-8b", Isa::Portable);
         let cores = |input, output, tier1_attends, tier2| {
             let layout = layout(tier1_attends, tier2);
-            let crowd = Crowd { prompts: 1024, input, output };
+            let crowd = Crowd { prompts: 1024, input, output, alike: false };
             let needs = needs(&layout, &config, &kernels, crowd);
             share_out(16, &needs.into_iter().map(Some).collect::<Vec<_>>())
         };

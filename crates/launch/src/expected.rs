@@ -1,7 +1,7 @@
 //! What is known of a job before it begins: how many prompts it has and how long they are.
 
 use crate::fixed_job::FixedJob;
-use glinthawk_cluster::Crowd;
+use glinthawk_cluster::{Crowd, OWN_ROWS_FEW};
 use glinthawk_jobs::{Beginning, JobStanding, Survey};
 use glinthawk_plan::{Common, Deployment, Forecast, Length, Workload, forecast};
 use std::collections::HashMap;
@@ -58,7 +58,12 @@ impl Expected {
             false => length.prompt.saturating_sub(length.common.tokens).max(1),
         };
         let (input, output) = (average(own), average(|length| length.output));
-        Crowd { prompts: self.prompts, input, output }
+        let common = average(|length| match length.common.again {
+            true => length.prompt,
+            false => length.common.tokens,
+        });
+        let alike = common > 0 && input + output < OWN_ROWS_FEW;
+        Crowd { prompts: self.prompts, input, output, alike }
     }
 
     /// Prompt and generated tokens of all prompts.
@@ -134,5 +139,20 @@ mod tests {
         check(|_| Common { tokens: 1000, text: 1, again: false }, 1);
         // Ten choices of one request.
         check(|choice| Common { again: choice > 0, ..Common::default() }, 100);
+    }
+
+    #[test]
+    fn short_prompts_that_begin_alike_want_small_pages() {
+        let check = |prompt: usize, tokens: usize, output: usize, positions: u32| {
+            let length = Length { prompt, output, common: Common { tokens, ..Common::default() } };
+            let workload = Workload::new("test", vec![length; 10]).expect("valid");
+            let crowd = Expected { workload, prompts: 10 }.crowd();
+            assert_eq!(crowd.page_positions(), positions, "{prompt} {tokens} {output}");
+        };
+        check(1107, 1072, 16, 16);
+        check(1107, 0, 16, 32);
+        check(100, 0, 16, 32);
+        check(512, 16, 16, 32);
+        check(100, 16, 512, 32);
     }
 }

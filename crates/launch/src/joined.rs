@@ -106,7 +106,7 @@ mod tests {
         };
         let memory_bytes = memory_mib << 20;
         let worker = |tier| Offered { tier, threads: 2, memory_bytes, has_gpu: false };
-        let crowd = Crowd { prompts: 200, input: 32, output: 16 };
+        let crowd = Crowd { prompts: 200, input: 32, output: 16, alike: false };
         let promises = promises(&layout, &config, &kernels, crowd, None, &wishes.map(worker));
         let (layout, promise) = promises.into_iter().next()?;
         let Promise { pipelines, tier1, tier2, .. } = promise;

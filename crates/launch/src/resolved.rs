@@ -104,7 +104,7 @@ impl Resolved {
             context_max: specification.context_max.unwrap_or(config.context_max as u32),
             page_positions: match opened.device {
                 Some(_) => CudaModel::PAGE_POSITIONS,
-                None => isa.page_positions()[0],
+                None => crowd.page_positions(),
             },
             context_type: specification.context_type,
             whole_flights: specification.whole_flights,
@@ -349,13 +349,25 @@ mod tests {
     #[test]
     fn jobs_that_are_mostly_prompt_have_larger_batches() {
         let batch = |input, output, change: fn(&mut Specification)| {
-            let crowd = Crowd { prompts: 64, input, output };
+            let crowd = Crowd { prompts: 64, input, output, alike: false };
             resolve_for(crowd, change).expect("it can be launched").layout.batch
         };
         assert_eq!(batch(16, 2, |_| ()), BATCH_OF_PROMPTS);
         assert_eq!(batch(16, 3, |_| ()), BATCH_DEFAULT);
         assert_eq!(batch(16, 2, |wanted| wanted.batch = Some(7)), 7);
         assert_eq!(batch(16, 2, |wanted| wanted.topology.tier2 = Some(1)), BATCH_DEFAULT);
+    }
+
+    #[test]
+    fn pages_follow_what_prompts_share() {
+        for (alike, positions) in [(false, 32), (true, 16)] {
+            for tier2 in [0, 2] {
+                let crowd = Crowd { alike, ..Crowd::UNKNOWN };
+                let change = |wanted: &mut Specification| wanted.topology.tier2 = Some(tier2);
+                let layout = resolve_for(crowd, change).expect("it can be launched").layout;
+                assert_eq!(layout.page_positions, positions);
+            }
+        }
     }
 
     /// The devices of local processes with these options.
