@@ -1,8 +1,8 @@
 //! Rows: who a token belongs to, where it stands, and where its context lives; and the names of what
 //! rows travel in.
 
-/// Positions in one page of context where no cluster has settled on another number: what CPUs usually have. GPUs have smaller
-/// pages, so forecasts count them a little too full.
+/// Positions in one page of context where no cluster has settled on another number, as in plans: what CPUs usually have. GPUs
+/// have smaller pages, so plans count theirs a little too full.
 pub const PAGE_POSITIONS: u32 = 32;
 
 /// Stands for a token that is not known where the row is made: the one that the step before picked for the row's slot.
