@@ -5,7 +5,7 @@ use crate::bench_parts::median;
 use crate::progress::with_bars;
 use crate::units;
 use anyhow::bail;
-use glinthawk_cluster::{Crowd, OWN_ROWS_FEW};
+use glinthawk_cluster::Crowd;
 use glinthawk_compute::Threads;
 use glinthawk_compute::bench::operations_per_second;
 use glinthawk_launch::{
@@ -31,9 +31,11 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         prompts: args.prompts as usize,
         input: args.input as usize,
         output: args.output as usize,
-        alike: args.prefix > 0
-            && specification.sharing
-            && ((args.input - args.prefix + args.output) as usize) < OWN_ROWS_FEW,
+        alike: specification.sharing
+            && Crowd::are_alike(
+                args.prefix as usize,
+                (args.input - args.prefix + args.output) as usize,
+            ),
     };
     let resolved = Resolved::new(&specification, &opened, crowd)?;
     let never = AtomicBool::new(false);

@@ -37,13 +37,13 @@ pub struct Crowd {
     pub input: usize,
     /// Tokens generated for each, on average.
     pub output: usize,
-    /// Whether they begin alike and have little of their own ([`OWN_ROWS_FEW`]).
+    /// Whether they begin alike and have little of their own ([`Self::are_alike`]).
     pub alike: bool,
 }
 
 /// A prompt that shares pages computes eight tokens more, on average, if they have 32 positions and not 16. With as many rows
 /// of its own as this, it gains as much by them: some 3% of a prompt's time.
-pub const OWN_ROWS_FEW: usize = 256;
+const OWN_ROWS_FEW: usize = 256;
 /// Positions of a page where CPUs attend.
 const PAGE_POSITIONS_CPU: u32 = 32;
 /// The same for prompts that are alike.
@@ -54,6 +54,11 @@ impl Crowd {
     pub const ONE: Self = Self { prompts: 1, input: 1, output: 1, alike: false };
     /// For when nothing is known: many prompts of usual lengths.
     pub const UNKNOWN: Self = Self { prompts: usize::MAX, input: 256, output: 256, alike: false };
+
+    /// Whether prompts with so many tokens in common, and rows of their own, are better off with small pages.
+    pub fn are_alike(common: usize, own_rows: usize) -> bool {
+        common > 0 && own_rows < OWN_ROWS_FEW
+    }
 
     /// Positions of a page on CPUs, all of which can use it.
     pub fn page_positions(&self) -> u32 {

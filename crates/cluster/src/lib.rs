@@ -49,7 +49,7 @@ pub use estimate::{Estimate, Lines, Pace};
 pub use fabric::{Fabric, FabricEvent};
 pub use gpu::GpuFabric;
 pub use kinds::{Kinds, NodeKind};
-pub use layout::{Crowd, Layout, OWN_ROWS_FEW, node_name};
+pub use layout::{Crowd, Layout, node_name};
 pub use local::{Kernels, LocalFabric};
 pub use memory::free_memory_bytes;
 pub use muster::{Muster, Mustered};

@@ -1,7 +1,7 @@
 //! What is known of a job before it begins: how many prompts it has and how long they are.
 
 use crate::fixed_job::FixedJob;
-use glinthawk_cluster::{Crowd, OWN_ROWS_FEW};
+use glinthawk_cluster::Crowd;
 use glinthawk_jobs::{Beginning, JobStanding, Survey};
 use glinthawk_plan::{Common, Deployment, Forecast, Length, Workload, forecast};
 use std::collections::HashMap;
@@ -62,7 +62,7 @@ impl Expected {
             true => length.prompt,
             false => length.common.tokens,
         });
-        let alike = common > 0 && input + output < OWN_ROWS_FEW;
+        let alike = Crowd::are_alike(common, input + output);
         Crowd { prompts: self.prompts, input, output, alike }
     }
 

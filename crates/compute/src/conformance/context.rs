@@ -409,8 +409,8 @@ fn prompts_that_begin_alike_attend_together() {
     }
 }
 
-/// Attends prompts that begin with so many times 16 of the trunk's positions, in whole pages, row by row, and all at once: single rows, chunks, and
-/// single rows again.
+/// Attends prompts that begin with so many times 16 of the trunk's positions, in whole pages, row by row, and all at
+/// once: single rows, chunks, and single rows again.
 fn check_forks(
     shape: &Shape,
     trunk: &Prompt,

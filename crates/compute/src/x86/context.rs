@@ -125,19 +125,21 @@ impl X86Context {
         threads: Arc<Threads>,
     ) -> Result<Self, ComputeError> {
         let ContextSpec { layers, context_type, .. } = *spec;
-        let overflow = ComputeError::Memory { what: "context pages", bytes: usize::MAX };
+        let overflow = || ComputeError::Memory { what: "context pages", bytes: usize::MAX };
         let parts = Self::page_parts(spec.page_positions) as usize;
         let together = match (parts, context_type) {
             (2, ContextType::Bf16) => Together::Two,
             _ => Together::One,
         };
-        let places = spec.pages * parts / together.pages();
+        // The kernels' pages have numbers of 32 bits too.
+        let pages = spec.pages.checked_mul(parts).filter(|&pages| u32::try_from(pages).is_ok());
+        let places = pages.ok_or(overflow())? / together.pages();
         let shape = Shape { config: config.clone(), context_type, isa, together, places };
         let len = shape.place_bytes().checked_mul(layers).and_then(|len| len.checked_mul(places));
         let workspaces: Result<_, _> =
             (0..threads.count()).map(|_| Workspace::new(config.head_dim, context_type)).collect();
         Ok(Self {
-            bytes: Memory::zeroed("context pages", len.ok_or(overflow)?)?,
+            bytes: Memory::zeroed("context pages", len.ok_or(overflow())?)?,
             layers,
             touched: 0,
             shape,
