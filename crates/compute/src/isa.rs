@@ -21,7 +21,7 @@ pub enum Isa {
 
 /// Counted up whenever the x86 kernels give other bits than before: it is part of the kind of device that a result
 /// belongs to, so that a job does not go on with other bits than it began with.
-const KERNEL_REVISION: u32 = 3;
+const KERNEL_REVISION: u32 = 4;
 
 impl Isa {
     const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];

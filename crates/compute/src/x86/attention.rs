@@ -1,7 +1,7 @@
 //! Attention of one job: some (row, query head) pairs of one prompt that share a key/value head, in tiles of 16, over a
 //! range of its positions, by online softmax.
 //!
-//! Positions go in steps of 32, blocks of 64 and splits of 1024, cut at the same positions for every row, and a
+//! Positions go in steps of 32, blocks of 64 and splits of 4096, cut at the same positions for every row, and a
 //! position that a row may not see adds exact zeros. So a row's bits depend on the row alone, not on the other rows of
 //! its job or on how many threads share its splits. How many blocks' values are added together (a stretch) does not
 //! change bits: a sum continues where it was.
@@ -21,8 +21,9 @@ use std::ops::Range;
 pub(super) use stretch::MANY_TILES;
 use stretch::Stretch;
 
-/// Pages of a split.
-pub(super) const SPLIT_PAGES: usize = 64;
+/// Pages of a split. Each is begun anew and then added to those before, which takes time, so splits are long. In tests
+/// they are shorter: contexts that tests have time for then have several.
+pub(super) const SPLIT_PAGES: usize = if cfg!(test) { 64 } else { 256 };
 /// Tiles of a job at most. Each reads the same keys and values, so that they come from a cache; but what the tiles
 /// themselves keep must stay in it too.
 const JOB_TILES: usize = 96;

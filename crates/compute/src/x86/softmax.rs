@@ -4,21 +4,25 @@
 //! a later block's maximum exceeds it by more than [`RAISE`]: then what came before is scaled down once. The rule
 //! looks at the row and at blocks whose places are fixed, so a row's bits depend on the row alone.
 
+mod tiles;
+
 use super::for_each_isa;
 use super::functions::{exp2, weight};
 use super::int8::Scales;
 use super::pages::{BLOCK_PAGES, PAGE};
 use super::simd::{SIMD_WIDTH, Simd};
-use super::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
+use super::tiles::{RESULT_TILE, TILE, TILE_ROWS};
 use super::weigh::Weigh;
 use crate::memory::Memory;
 use crate::{ComputeError, Isa};
 use half::bf16;
+pub(super) use tiles::{TileBlock, weigh_tiles};
 
 /// Stands for "no score yet": below any score, but finite, so that differences stay numbers.
 const BASE_NONE: f32 = -1e32;
-/// The offset before there is a base. Scores raise it down to a part of [`BASE_NONE`], and none below that does.
-const OFFSET_NONE: f32 = -BASE_NONE;
+/// The offset before there is a base: every score exceeds what a weight may be, and as an exponent is an integer of 32
+/// bits. (A score of millions of doublings, which no model has, counts as none.)
+const OFFSET_NONE: f32 = (1 << 30) as f32;
 /// How much a maximum must exceed the base before the base is raised. Weights stay below 2^8, which costs no
 /// precision.
 const RAISE: f32 = 8.0;
@@ -159,48 +163,106 @@ impl RunningSoftmax {
         raised: &mut bool,
     ) {
         let count = if WHOLE { BLOCK_PAGES } else { block.pages.len() };
-        let (parts, one) = if SCALED { (1.0, 0.0) } else { (S::PARTS, S::ONE) };
         // SAFETY: as promised by the caller.
         unsafe {
             let mut scores = [S::splat(f32::NEG_INFINITY); BLOCK_PAGES];
             for (page, score) in scores.iter_mut().enumerate().take(count) {
                 *score = block.page::<S, SCALED, WHOLE>(page);
             }
-            let mut x = exponents(scores, block.scale * parts, self.offsets[row]);
-            let largest = x[0].max(x[1]).max(x[2].max(x[3]));
-            if largest.any_greater(S::splat(RAISE.mul_add(parts, one))) {
-                *raised |= self.raise(row, &scores, block.scale);
-                let base = S::splat(self.bases[row]);
-                let offset = base.multiply_add(S::splat(-parts), S::splat(one));
-                self.offsets[row] = offset.to_array()[0];
-                x = exponents(scores, block.scale * parts, self.offsets[row]);
+            if SCALED {
+                self.weigh_scaled(row, block, &scores, raised);
+                return;
+            }
+            let pairs = count.div_ceil(2);
+            self.weigh_scores::<S, TILES>(row, &scores, block.scale, block.weights, pairs, raised);
+        }
+    }
+
+    /// Turns one row's scores of a block into weights, for so many pairs of pages.
+    #[inline(always)]
+    unsafe fn weigh_scores<S: Weigh, const TILES: bool>(
+        &mut self,
+        row: usize,
+        scores: &[S; BLOCK_PAGES],
+        scale: f32,
+        weights: *mut bf16,
+        pairs: usize,
+        raised: &mut bool,
+    ) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let mut lines = Self::lines(scores, scale, self.offsets[row]);
+            if S::exceeds(S::larger(lines[0], lines[1]), RAISE) {
+                *raised |= self.raise(row, scores, scale);
+                self.offsets[row] = Self::offset_of::<S>(self.bases[row]);
+                lines = Self::lines(scores, scale, self.offsets[row]);
             }
             let mut sum = S::load(self.sums[row].as_ptr());
-            for pair in 0..count.div_ceil(2) {
-                let x = [x[2 * pair], x[2 * pair + 1]];
-                sum = match SCALED {
-                    true => Self::weigh_scaled(block, pair, x, sum),
-                    false => S::weigh::<TILES>(x, sum, block.weights.add(pair * TILE)),
-                };
+            for (pair, line) in lines.into_iter().enumerate().take(pairs) {
+                sum = S::weigh::<TILES>(line, sum, weights.add(pair * TILE));
             }
             sum.store(self.sums[row].as_mut_ptr());
         }
     }
 
-    /// The weights of two pages, which a value's scale multiplies after they were added to the sum.
+    /// A block's exponents, as they are compared.
     #[inline(always)]
-    unsafe fn weigh_scaled<S: Simd>(block: &BlockRow<'_>, pair: usize, x: [S; 2], sum: S) -> S {
+    unsafe fn lines<S: Weigh>(
+        scores: &[S; BLOCK_PAGES],
+        scale: f32,
+        offset: f32,
+    ) -> [S::Line; BLOCK_PAGES / 2] {
         // SAFETY: as promised by the caller.
         unsafe {
-            let mut pages = [weight(x[0]), weight(x[1])];
-            let sum = sum.add(pages[0].add(pages[1]));
-            for (&page, weights) in block.pages[2 * pair..].iter().zip(&mut pages) {
-                let scales = Scales::of(page, block.head_dim);
-                *weights = weights.multiply(S::load((*scales).values.as_ptr()));
-            }
-            S::store_bf16_both(pages, block.weights.add(pair * TILE));
-            sum
+            let [a, b, c, d] = exponents(*scores, scale * S::PARTS, offset);
+            [S::line([a, b]), S::line([c, d])]
         }
+    }
+
+    /// As [`Self::weigh`], where a value's scale multiplies its weight after that was added to the sum.
+    #[inline(always)]
+    unsafe fn weigh_scaled<S: Simd>(
+        &mut self,
+        row: usize,
+        block: &BlockRow<'_>,
+        scores: &[S; BLOCK_PAGES],
+        raised: &mut bool,
+    ) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let mut x = exponents(*scores, block.scale, self.offsets[row]);
+            let largest = x[0].max(x[1]).max(x[2].max(x[3]));
+            if largest.any_greater(S::splat(RAISE)) {
+                *raised |= self.raise(row, scores, block.scale);
+                self.offsets[row] = -self.bases[row];
+                x = exponents(*scores, block.scale, self.offsets[row]);
+            }
+            let mut sum = S::load(self.sums[row].as_ptr());
+            for (pair, pages) in block.pages.chunks(2).enumerate() {
+                let mut weights = [weight(x[2 * pair]), weight(x[2 * pair + 1])];
+                sum = sum.add(weights[0].add(weights[1]));
+                for (&page, weights) in pages.iter().zip(&mut weights) {
+                    let scales = Scales::of(page, block.head_dim);
+                    *weights = weights.multiply(S::load((*scales).values.as_ptr()));
+                }
+                S::store_bf16_both(weights, block.weights.add(pair * TILE));
+            }
+            sum.store(self.sums[row].as_mut_ptr());
+        }
+    }
+
+    /// The base that a row's scores of a block give it.
+    #[inline(always)]
+    unsafe fn base_of<S: Simd>(scores: &[S; BLOCK_PAGES], scale: f32) -> f32 {
+        let [a, b, c, d] = *scores;
+        // SAFETY: as promised by the caller.
+        unsafe { a.max(b).max(c.max(d)).largest() * scale }
+    }
+
+    /// What makes a score the exponent of its weight.
+    #[inline(always)]
+    fn offset_of<S: Weigh>(base: f32) -> f32 {
+        base.mul_add(-S::PARTS, S::ONE)
     }
 
     /// Raises a row's base to the largest of a block's scores. Returns whether sums of values must be scaled.
@@ -209,8 +271,7 @@ impl RunningSoftmax {
         let before = self.bases[row];
         // SAFETY: as promised by the caller.
         unsafe {
-            let [a, b, c, d] = *scores;
-            self.bases[row] = a.max(b).max(c.max(d)).largest() * scale;
+            self.bases[row] = Self::base_of(scores, scale);
             if before == BASE_NONE {
                 return false;
             }
@@ -240,55 +301,6 @@ impl RunningSoftmax {
             }
         }
     }
-}
-
-/// A block's scores of several tiles whose rows see all of it, and where its weights go.
-pub(super) struct WholeBlock {
-    /// [tile][page of the block][16 rows][16 positions]
-    pub(super) scores: *const f32,
-    /// Of each tile, [64 / 32][16 rows][32 positions]; the next tile's stand `weights_tile` further.
-    pub(super) weights: *mut bf16,
-    pub(super) weights_tile: usize,
-    /// Rows of all tiles.
-    pub(super) rows: usize,
-    /// log2 e / √d
-    pub(super) scale: f32,
-}
-
-/// Turns the scores of a block into weights that are for tiles. Says in `raised` if sums of values must be scaled first.
-#[inline(always)]
-unsafe fn weigh_block_simd<S: Weigh>(
-    parts: &mut [RunningSoftmax],
-    block: &WholeBlock,
-    raised: &mut bool,
-) {
-    for (tile, part) in parts.iter_mut().enumerate() {
-        let scores = block.scores.wrapping_add(tile * BLOCK_PAGES * RESULT_TILE);
-        let weights = block.weights.wrapping_add(tile * block.weights_tile);
-        for row in 0..(block.rows - tile * TILE_ROWS).min(TILE_ROWS) {
-            // Of a whole block without scales, nothing else is looked at.
-            let block = BlockRow {
-                scores: scores.wrapping_add(row * PAGE),
-                weights: weights.wrapping_add(row * STEP),
-                pages: &[],
-                position: 0,
-                seen: (0, 0),
-                head_dim: 0,
-                scale: block.scale,
-            };
-            // SAFETY: as promised by the caller.
-            unsafe { part.weigh::<S, false, true, true>(row, &block, raised) };
-        }
-    }
-}
-
-for_each_isa! {
-    /// Turns the scores of a block into weights that are for tiles.
-    fn weigh_block = weigh_block_simd(
-        parts: &mut [RunningSoftmax],
-        block: &WholeBlock,
-        raised: &mut bool,
-    )
 }
 
 /// Clears the first `rows` rows of tiles.

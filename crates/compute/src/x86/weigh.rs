@@ -15,21 +15,25 @@ pub(super) trait Weigh: Simd {
     const ONE: f32 = 0.0;
     /// Whether its products may run on AMX tiles.
     const MAY_HAVE_TILES: bool = false;
+    /// x of two pages, as the path compares it and makes weights of it: rounded, if weights are made of integers.
+    type Line: Copy;
+
+    /// # Safety
+    /// The machine has the instruction set, here and in all that follows.
+    unsafe fn line(x: [Self; 2]) -> Self::Line;
+
+    /// The larger x, place by place.
+    unsafe fn larger(line: Self::Line, other: Self::Line) -> Self::Line;
+
+    /// Whether any weight exceeds 2^`power`.
+    unsafe fn exceeds(line: Self::Line, power: f32) -> bool;
 
     /// Writes the weights of two pages: 0 for -∞. Returns `sum` with all of them added. In what order positions stand
     /// is for the path to say if they are for `TILES`, whose values are stored or copied in that order: see [`tile_pair`].
     ///
     /// # Safety
-    /// The machine has the instruction set; 32 weights fit at `into`.
-    #[inline(always)]
-    unsafe fn weigh<const TILES: bool>(x: [Self; 2], sum: Self, into: *mut bf16) -> Self {
-        // SAFETY: as promised by the caller.
-        unsafe {
-            let (first, second) = (weight(x[0]), weight(x[1]));
-            Self::store_bf16_both([first, second], into);
-            sum.add(first.add(second))
-        }
-    }
+    /// 32 weights fit at `into`.
+    unsafe fn weigh<const TILES: bool>(line: Self::Line, sum: Self, into: *mut bf16) -> Self;
 }
 
 /// Where a pair of a page's positions stands among the sixteen of two pages, if weights are for tiles: by fours, one page
@@ -38,8 +42,48 @@ pub(super) fn tile_pair(second_page: bool, pair: usize) -> usize {
     pair / 2 * 4 + usize::from(second_page) * 2 + pair % 2
 }
 
-impl Weigh for Ymm2 {}
-impl Weigh for Zmm {}
+/// Weights that stay f32 until they are written.
+macro_rules! weigh_in_f32 {
+    ($simd:ty) => {
+        impl Weigh for $simd {
+            type Line = [Self; 2];
+
+            #[inline(always)]
+            unsafe fn line(x: [Self; 2]) -> Self::Line {
+                x
+            }
+
+            #[inline(always)]
+            unsafe fn larger([a, b]: Self::Line, [c, d]: Self::Line) -> Self::Line {
+                // SAFETY: as promised by the caller.
+                unsafe { [a.max(c), b.max(d)] }
+            }
+
+            #[inline(always)]
+            unsafe fn exceeds([a, b]: Self::Line, power: f32) -> bool {
+                // SAFETY: as promised by the caller.
+                unsafe { a.max(b).any_greater(Self::splat(power)) }
+            }
+
+            #[inline(always)]
+            unsafe fn weigh<const TILES: bool>(
+                [a, b]: Self::Line,
+                sum: Self,
+                into: *mut bf16,
+            ) -> Self {
+                // SAFETY: as promised by the caller.
+                unsafe {
+                    let (first, second) = (weight(a), weight(b));
+                    Self::store_bf16_both([first, second], into);
+                    sum.add(first.add(second))
+                }
+            }
+        }
+    };
+}
+
+weigh_in_f32!(Ymm2);
+weigh_in_f32!(Zmm);
 
 /// One step of bf16: a number's bits count up by this while it doubles.
 const STEPS: f32 = 128.0;
@@ -72,14 +116,37 @@ impl Weigh for ZmmBf16 {
     const PARTS: f32 = STEPS;
     const ONE: f32 = EXPONENT_OF_ONE * STEPS;
     const MAY_HAVE_TILES: bool = true;
+    type Line = __m512i;
 
     #[inline(always)]
-    unsafe fn weigh<const TILES: bool>(x: [Self; 2], sum: Self, into: *mut bf16) -> Self {
+    unsafe fn line(x: [Self; 2]) -> Self::Line {
         // SAFETY: as promised by the caller.
         unsafe {
             let [first, second] = [_mm512_cvtps_epi32(x[0].0), _mm512_cvtps_epi32(x[1].0)];
             // Below 0 is 0. Packing works within quarters of a register.
-            let mut line = _mm512_packus_epi32(first, second);
+            _mm512_packus_epi32(first, second)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn larger(line: Self::Line, other: Self::Line) -> Self::Line {
+        // SAFETY: as promised by the caller.
+        unsafe { _mm512_max_epu16(line, other) }
+    }
+
+    #[inline(always)]
+    unsafe fn exceeds(line: Self::Line, power: f32) -> bool {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let most = _mm512_set1_epi16(power.mul_add(Self::PARTS, Self::ONE) as i16);
+            _mm512_cmpgt_epu16_mask(line, most) != 0
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn weigh<const TILES: bool>(mut line: Self::Line, sum: Self, into: *mut bf16) -> Self {
+        // SAFETY: as promised by the caller.
+        unsafe {
             if !TILES {
                 let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
                 line = _mm512_permutexvar_epi64(order, line);
@@ -114,7 +181,7 @@ mod tests {
             let (scale, offset) = (S::splat(0.5 * S::PARTS), S::splat(S::ONE - 3.0 * S::PARTS));
             let x = [0, SIMD_WIDTH]
                 .map(|first| S::load(scores.as_ptr().add(first)).multiply_add(scale, offset));
-            *sum = S::weigh::<false>(x, S::splat(0.0), into.as_mut_ptr()).sum();
+            *sum = S::weigh::<false>(S::line(x), S::splat(0.0), into.as_mut_ptr()).sum();
         }
     }
 

@@ -2,17 +2,17 @@
 //! added.
 
 use super::{Queries, STEP_PAGES, STRETCH_WEIGHTS, TILES_TOGETHER, Workspace};
+use crate::ContextType;
 use crate::x86::amx::{self, ValueTiles};
 use crate::x86::int8;
 use crate::x86::pages::{
     BLOCK_PAGES, Fetcher, HeadPages, LINE_VALUES, PAGE, PAGE_LINES, STRETCH_PAGES, Together,
 };
 use crate::x86::simd::{SIMD_WIDTH, Simd};
-use crate::x86::softmax::{self, BlockRow, WholeBlock};
+use crate::x86::softmax::{self, BlockRow, TileBlock};
 use crate::x86::tiles::{RESULT_TILE, STEP, TILE, TILE_ROWS};
 use crate::x86::vector::{DotRows, HALF_PAIRS, dot_rows};
 use crate::x86::weigh::{Weigh, tile_pair};
-use crate::{ContextType, Isa};
 use half::bf16;
 use std::ops::Range;
 
@@ -44,6 +44,15 @@ pub(super) struct Stretch<'a> {
     /// Rows that become weights before the next lines are fetched, and how many groups of lines then are.
     rows_at_once: usize,
     share: usize,
+}
+
+/// A bit for each position of a block that begins at `start` and is below `end`.
+#[inline(always)]
+fn positions_below(end: usize, start: usize) -> u64 {
+    match end.saturating_sub(start) {
+        count if count >= BLOCK_PAGES * PAGE => u64::MAX,
+        count => (1 << count) - 1,
+    }
 }
 
 impl<'a> Stretch<'a> {
@@ -152,8 +161,8 @@ impl<'a> Stretch<'a> {
                     && first as usize <= page * PAGE
                     && block_end * PAGE <= last as usize + 1;
                 let raised = match (whole, self.tiles::<S>()) {
-                    (true, true) if !SCALED && many && tiles.len() == TILES_TOGETHER => {
-                        self.weigh_two(&tiles, block.start, rows.len(), work)
+                    (_, true) if !SCALED && many && tiles.len() == TILES_TOGETHER => {
+                        self.weigh_two(&tiles, block, rows.clone(), whole, work)
                     }
                     (true, true) => self.weigh::<S, SCALED, true, true>(&tiles, block, work),
                     (true, false) => self.weigh::<S, SCALED, true, false>(&tiles, block, work),
@@ -216,14 +225,14 @@ impl<'a> Stretch<'a> {
         raised
     }
 
-    /// As [`Self::weigh`], for two tiles on AMX and a block without scales that all their rows see all of. `page` is the
-    /// block's first, counted from the stretch's.
+    /// As [`Self::weigh`], for two tiles on AMX and a block without scales, which is `whole` if all rows see all of it.
     #[inline(always)]
     unsafe fn weigh_two(
         &mut self,
         tiles: &Range<usize>,
-        page: usize,
-        rows: usize,
+        block: Range<usize>,
+        rows: Range<usize>,
+        whole: bool,
         work: &mut Workspace,
     ) -> bool {
         if !self.fetcher.is_done() {
@@ -233,16 +242,28 @@ impl<'a> Stretch<'a> {
             let left = written.fetch(ROW_LINES);
             read.fetch(left);
         }
-        let block = WholeBlock {
+        let mut seen = [0; TILES_TOGETHER * TILE_ROWS];
+        if !whole {
+            let [position, end] =
+                [block.start, block.end].map(|page| (self.range.start + page) * PAGE);
+            for (seen, (first, last)) in seen.iter_mut().zip(self.queries.seen_from(rows.start)) {
+                *seen = positions_below(end.min(last as usize + 1), position)
+                    & !positions_below(first as usize, position);
+            }
+        }
+        let weights = block.start / STEP_PAGES * TILE;
+        let block = TileBlock {
             scores: work.scores.as_ptr(),
-            weights: work.weights.as_mut_ptr().wrapping_add(page / STEP_PAGES * TILE),
+            weights: work.weights.as_mut_ptr().wrapping_add(weights),
             weights_tile: STRETCH_WEIGHTS,
-            rows,
+            rows: rows.len(),
+            seen: (!whole).then_some(&seen),
             scale: self.scale,
         };
         let (parts, mut raised) = (&mut work.parts[tiles.clone()], false);
-        // SAFETY: whoever uses tiles has the instruction set, and buffers are as described.
-        unsafe { softmax::weigh_block(Isa::Amx, parts, &block, &mut raised) };
+        // SAFETY: whoever uses tiles has the instruction set. A whole block's weights have room, because stretches are
+        // cut where blocks are.
+        unsafe { softmax::weigh_tiles(parts, &block, &mut raised) };
         raised
     }
 
