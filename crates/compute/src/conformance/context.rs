@@ -254,6 +254,20 @@ fn bits_depend_on_the_row_alone() {
 }
 
 #[test]
+fn rows_of_a_long_chunk_see_windows_that_begin_anywhere() {
+    // Rows of one job begin at every page, the last ones of a stretch included.
+    let shape = Shape { heads: 2, kv_heads: 2, window: Some(100), ..Shape::default() };
+    for (shape, isa) in on_every_path(&shape).filter(|(_, isa)| *isa != Isa::Portable) {
+        let prompt = Prompt::new(&shape, 1, 700, 2);
+        let attend = |chunk| {
+            let mut context = shape.context(isa, 1, 2 * prompt.pages.len() + 2);
+            attend_in_chunks(&mut context, &shape, &prompt, 700, chunk)
+        };
+        assert!(attend(640) == attend(7), "{isa}");
+    }
+}
+
+#[test]
 fn the_size_of_pages_decides_no_bit() {
     for shape in of_every_type(vec![Shape { window: Some(37), ..Shape::default() }]) {
         let mut first: BTreeMap<Isa, Vec<Vec<bf16>>> = BTreeMap::new();

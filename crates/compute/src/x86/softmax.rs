@@ -21,7 +21,8 @@ pub(super) use tiles::{TileBlock, weigh_tiles};
 /// Stands for "no score yet": below any score, but finite, so that differences stay numbers.
 const BASE_NONE: f32 = -1e32;
 /// The offset before there is a base: every score exceeds what a weight may be, and as an exponent is an integer of 32
-/// bits. (A score of millions of doublings, which no model has, counts as none.)
+/// bits. (No model has scores of millions of doublings. Where weights are made of integers, one that is so far above the
+/// base, or infinite, counts as none.)
 const OFFSET_NONE: f32 = (1 << 30) as f32;
 /// How much a maximum must exceed the base before the base is raised. Weights stay below 2^8, which costs no
 /// precision.

@@ -251,18 +251,22 @@ impl<'a> Stretch<'a> {
                     & !positions_below(first as usize, position);
             }
         }
-        let weights = block.start / STEP_PAGES * TILE;
+        let (weights, pairs) = (block.start / STEP_PAGES * TILE, block.len().div_ceil(STEP_PAGES));
+        assert!(
+            weights + pairs * TILE <= STRETCH_WEIGHTS,
+            "weights of a block outside the stretch"
+        );
         let block = TileBlock {
             scores: work.scores.as_ptr(),
             weights: work.weights.as_mut_ptr().wrapping_add(weights),
             weights_tile: STRETCH_WEIGHTS,
+            pairs,
             rows: rows.len(),
             seen: (!whole).then_some(&seen),
             scale: self.scale,
         };
         let (parts, mut raised) = (&mut work.parts[tiles.clone()], false);
-        // SAFETY: whoever uses tiles has the instruction set. A whole block's weights have room, because stretches are
-        // cut where blocks are.
+        // SAFETY: whoever uses tiles has the instruction set, and buffers are as described.
         unsafe { softmax::weigh_tiles(parts, &block, &mut raised) };
         raised
     }

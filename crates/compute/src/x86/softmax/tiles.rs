@@ -16,9 +16,11 @@ const BASE_USUAL: f32 = 1e6;
 pub(in crate::x86) struct TileBlock<'a> {
     /// [tile][page of the block][16 rows][16 positions]
     pub(in crate::x86) scores: *const f32,
-    /// Of each tile, [64 / 32][16 rows][32 positions]; the next tile's stand `weights_tile` further.
+    /// Of each tile, [pair of pages][16 rows][32 positions]; the next tile's stand `weights_tile` further.
     pub(in crate::x86) weights: *mut bf16,
     pub(in crate::x86) weights_tile: usize,
+    /// Pairs of pages that the block has: two, unless rows see it partly.
+    pub(in crate::x86) pairs: usize,
     /// Rows of all tiles.
     pub(in crate::x86) rows: usize,
     /// The positions that each row sees, a bit for each, unless all see all of them.
@@ -31,6 +33,7 @@ pub(in crate::x86) struct TileBlock<'a> {
 struct TileRows<'a> {
     scores: *const f32,
     weights: *mut bf16,
+    pairs: usize,
     rows: usize,
     seen: &'a [u64],
     scale: f32,
@@ -39,7 +42,7 @@ struct TileRows<'a> {
 /// Turns the scores of a block into weights. Says in `raised` if sums of values must be scaled first.
 ///
 /// # Safety
-/// The machine has the instruction set of AMX's path; buffers are as described, with weights for a whole block.
+/// The machine has the instruction set of AMX's path; buffers are as described.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,avx2,fma")]
 pub(in crate::x86) unsafe fn weigh_tiles(
     parts: &mut [RunningSoftmax],
@@ -51,6 +54,7 @@ pub(in crate::x86) unsafe fn weigh_tiles(
         let rows = TileRows {
             scores: block.scores.wrapping_add(tile * BLOCK_PAGES * RESULT_TILE),
             weights: block.weights.wrapping_add(tile * block.weights_tile),
+            pairs: block.pairs,
             rows: (block.rows - first).min(TILE_ROWS),
             seen: block.seen.map_or(&[], |seen| &seen[first..]),
             scale: block.scale,
@@ -101,8 +105,7 @@ impl RunningSoftmax {
             }
             for row in 0..tile.rows {
                 let (scores, into) = (tile.scores::<MASKED>(row), tile.weights(row));
-                let pairs = BLOCK_PAGES / 2;
-                self.weigh_scores::<_, true>(row, &scores, tile.scale, into, pairs, raised);
+                self.weigh_scores::<_, true>(row, &scores, tile.scale, into, tile.pairs, raised);
             }
         }
     }
@@ -148,7 +151,9 @@ impl RunningSoftmax {
                 sum.store(before.0[row].as_mut_ptr());
                 let into = tile.weights(row);
                 sum = ZmmBf16::weigh::<true>(first, sum, into);
-                sum = ZmmBf16::weigh::<true>(second, sum, into.add(TILE));
+                if !MASKED || tile.pairs == BLOCK_PAGES / 2 {
+                    sum = ZmmBf16::weigh::<true>(second, sum, into.add(TILE));
+                }
                 sum.store(sums);
             }
             if ZmmBf16::exceeds(most, RAISE) {
