@@ -4,7 +4,7 @@
 //! a later block's maximum exceeds it by more than [`RAISE`]: then what came before is scaled down once. The rule
 //! looks at the row and at blocks whose places are fixed, so a row's bits depend on the row alone.
 
-mod tiles;
+mod block;
 
 use super::for_each_isa;
 use super::functions::{exp2, weight};
@@ -15,8 +15,8 @@ use super::tiles::{RESULT_TILE, TILE, TILE_ROWS};
 use super::weigh::Weigh;
 use crate::memory::Memory;
 use crate::{ComputeError, Isa};
+pub(super) use block::{TileBlock, weigh_tiles};
 use half::bf16;
-pub(super) use tiles::{TileBlock, weigh_tiles};
 
 /// Stands for "no score yet": below any score, but finite, so that differences stay numbers.
 const BASE_NONE: f32 = -1e32;
