@@ -38,7 +38,10 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
                     }
                 }
                 EngineEvent::Finished(completion) => {
-                    let ending = generation.finish(&completion);
+                    let ending = generation.finish(&completion).map_err(|reason| {
+                        let _ = writeln!(out);
+                        anyhow!("{reason}")
+                    })?;
                     writeln!(out, "{}", ending.text)?;
                     say(format_args!(
                         "[{} prompt and {} generated tokens in {}, ended by {}]",

@@ -2,7 +2,7 @@
 //! Plain scalar code: equal logits give the same token on every instruction set.
 
 use crate::math::exp;
-use glinthawk_flight::{Generated, Sample};
+use glinthawk_flight::{Generated, Sample, TOKEN_NONE};
 use std::cmp::Ordering;
 
 /// Values handled at once; the compiler chooses the vectors.
@@ -24,7 +24,7 @@ impl Candidate {
     }
 }
 
-/// Picks a token. NaN logits count as impossible; if nothing is possible, token 0 is picked.
+/// Picks a token. NaN logits count as impossible; if nothing is possible, [`TOKEN_NONE`] is picked.
 pub fn sample(logits: &mut [f32], sampler: &Sample) -> Generated {
     for logit in logits.iter_mut() {
         // Adding 0 turns -0 into 0, so that the order of bits is the order of values.
@@ -52,7 +52,7 @@ pub fn sample(logits: &mut [f32], sampler: &Sample) -> Generated {
     }
 }
 
-/// The likeliest token; the lowest id among equals.
+/// The likeliest token; the lowest id among equals, and [`TOKEN_NONE`] if nothing is possible.
 pub fn argmax(logits: &[f32]) -> u32 {
     // Two loops that vectorise are faster than one that remembers where it was.
     let mut maxima = [f32::NEG_INFINITY; LANES];
@@ -62,7 +62,10 @@ pub fn argmax(logits: &[f32]) -> u32 {
         }
     }
     let max = maxima.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    logits.iter().position(|&logit| logit == max).unwrap_or(0) as u32
+    if max == f32::NEG_INFINITY {
+        return TOKEN_NONE;
+    }
+    logits.iter().position(|&logit| logit == max).map_or(TOKEN_NONE, |token| token as u32)
 }
 
 /// Applies repetition penalty and biases; tells `changed` every value it overwrites.

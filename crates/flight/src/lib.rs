@@ -16,6 +16,6 @@ pub use error::WireError;
 pub use header::{BodyChecksum, HEADER_BYTES, Header, Limits, MAGIC};
 pub use kind::{KINDS, Kind, PROTOCOL_VERSION};
 pub use message::Message;
-pub use row::{PAGE_POSITIONS, Row, ShardId, StepId, TOKEN_PENDING, pages_for};
+pub use row::{PAGE_POSITIONS, Row, ShardId, StepId, TOKEN_NONE, TOKEN_PENDING, pages_for};
 pub use table::{CONTEXT_ROW_BYTES, ContextRow, RowTable};
 pub use token::{Generated, Sample, Sampling};

@@ -8,6 +8,9 @@ pub const PAGE_POSITIONS: u32 = 32;
 /// Stands for a token that is not known where the row is made: the one that the step before picked for the row's slot.
 pub const TOKEN_PENDING: u32 = u32::MAX;
 
+/// What is picked where the logits allow no token: each of them is minus infinity or not a number.
+pub const TOKEN_NONE: u32 = u32::MAX - 1;
+
 /// Pages of `page_positions` positions that hold this many positions.
 pub fn pages_for(positions: u32, page_positions: u32) -> u32 {
     positions.div_ceil(page_positions)

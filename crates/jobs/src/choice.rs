@@ -37,9 +37,19 @@ pub(crate) struct TokenLogprob {
 }
 
 impl Choice {
-    /// Depends on the request and the tokens alone: tokens past a stop string change nothing.
-    pub(crate) fn new(model: &ServedModel, request: &Request, completion: &Completion) -> Self {
+    /// Depends on the request and the tokens alone: tokens past a stop string change nothing. Says what is wrong if the
+    /// completion is none.
+    pub(crate) fn new(
+        model: &ServedModel,
+        request: &Request,
+        completion: &Completion,
+    ) -> Result<Self, String> {
         let (texts, cut) = texts_and_cut(model, request, &completion.tokens);
+        let finish_reason = match (cut, completion.finish) {
+            (Some(_), _) | (None, Finish::Stop) => "stop",
+            (None, Finish::Length) => "length",
+            (None, Finish::NoToken) => return Err(no_token(completion.tokens.len())),
+        };
         let mut bytes = texts.concat();
         if let Some(cut) = cut {
             bytes.truncate(cut.bytes);
@@ -47,17 +57,25 @@ impl Choice {
         let logprobs = request
             .wants_logprobs()
             .then(|| token_logprobs(model, &completion.tokens, &texts, &bytes));
-        Self {
+        Ok(Self {
             text: String::from_utf8_lossy(&bytes).into_owned(),
-            finish_reason: match (cut, completion.finish) {
-                (Some(_), _) | (None, Finish::Stop) => "stop",
-                (None, Finish::Length) => "length",
-            },
+            finish_reason,
             shared: u64::from(completion.shared),
             tokens: cut.map_or(completion.tokens.len() as u64, |cut| u64::from(cut.tokens)),
             logprobs,
-        }
+        })
     }
+}
+
+fn no_token(tokens: usize) -> String {
+    let after = match tokens {
+        0 => "the prompt".to_owned(),
+        tokens => format!("token {tokens} of the answer"),
+    };
+    format!(
+        "the model computes no number for what follows {after}: its weights are damaged, or its values grow beyond what \
+         can be computed"
+    )
 }
 
 /// Each token's bytes as far as they are text (an ending token is not), up to the first stop

@@ -82,16 +82,16 @@ impl Generation {
         Piece { text, stop: cut.map(|cut| cut.tokens) }
     }
 
-    /// Takes the end; the pieces and this text together are the whole completion.
-    pub fn finish(&self, completion: &Completion) -> Ending {
-        let choice = Choice::new(&self.model, &self.request, completion);
+    /// Takes the end; the pieces and this text together are the whole completion. Says what is wrong if there is none.
+    pub fn finish(&self, completion: &Completion) -> Result<Ending, String> {
+        let choice = Choice::new(&self.model, &self.request, completion)?;
         let rest = choice.text.get(self.told_bytes..);
-        Ending {
+        Ok(Ending {
             text: rest.expect("what was told is how the whole text begins").to_owned(),
             finish_reason: choice.finish_reason,
             prompt_tokens: self.request.tokens.len() as u64,
             completion_tokens: choice.tokens,
-        }
+        })
     }
 }
 

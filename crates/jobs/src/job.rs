@@ -205,8 +205,14 @@ impl Job {
         let (sequence, choice) =
             self.prompts.remove(&completion.id).expect("a prompt finishes once");
         let line = open_line(&mut self.lines, sequence);
-        line.choices[choice] = Some(Choice::new(&self.model, &line.request, completion));
         line.outstanding -= 1;
+        match Choice::new(&self.model, &line.request, completion) {
+            Ok(made) => line.choices[choice] = Some(made),
+            Err(reason) => {
+                line.rejection = Some(reason);
+                self.submitting = self.submitting.filter(|submitting| *submitting != sequence);
+            }
+        }
         self.settle(sequence)
     }
 
@@ -217,9 +223,7 @@ impl Job {
         let line = open_line(&mut self.lines, sequence);
         line.rejection = Some(reason.to_owned());
         line.outstanding -= 1;
-        if self.submitting == Some(sequence) {
-            self.submitting = None;
-        }
+        self.submitting = self.submitting.filter(|submitting| *submitting != sequence);
         self.settle(sequence)
     }
 

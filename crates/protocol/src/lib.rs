@@ -22,7 +22,7 @@ pub use dispatcher::{
 };
 pub use driver::{Compute, Driver, Outgoing, Started};
 pub use glinthawk_flight::{
-    Generated, PAGE_POSITIONS, Row, Sample, Sampling, ShardId, StepId, TOKEN_PENDING,
+    Generated, PAGE_POSITIONS, Row, Sample, Sampling, ShardId, StepId, TOKEN_NONE, TOKEN_PENDING,
 };
 pub use histogram::Histogram;
 pub use message::{Attend, Attended, Home, Launch, Merge, NodeAddress, Parcel};

@@ -45,6 +45,8 @@ pub enum Finish {
     Stop,
     /// `tokens_max` or the context's end was reached.
     Length,
+    /// The logits after the last of these tokens allowed none: the model computes no numbers.
+    NoToken,
 }
 
 /// A finished prompt.

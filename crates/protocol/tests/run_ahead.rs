@@ -4,7 +4,7 @@
 use glinthawk_protocol::virtual_time::model;
 use glinthawk_protocol::{
     Biases, Completion, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, Finish,
-    Generated, Home, Launch, Merge, Prompt, PromptId, Row, Sampling, TOKEN_PENDING,
+    Generated, Home, Launch, Merge, Prompt, PromptId, Row, Sampling, TOKEN_NONE, TOKEN_PENDING,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -64,7 +64,7 @@ impl Device {
             for &(token, bias) in &sample.biases {
                 hash = model::mix(hash, u64::from(token) ^ u64::from(bias.to_bits()));
             }
-            let token = (hash % 23) as u32;
+            let token = if hash % 997 < 5 { TOKEN_NONE } else { (hash % 23) as u32 };
             self.picked.insert(row.slot, token);
             Generated { token, logprob: 0.0, alternatives: Vec::new() }
         });
@@ -173,7 +173,7 @@ fn scenario(seed: u64) -> (DispatcherConfig, Vec<(usize, Prompt)>) {
 
 #[test]
 fn completions_do_not_depend_on_running_ahead() {
-    let (mut pending, mut shared) = (0, 0);
+    let (mut pending, mut shared, mut without) = (0, 0, 0);
     for seed in 0..400 {
         let (config, prompts) = scenario(seed);
         let (mut expected, none, _) = run(&config, &prompts);
@@ -187,6 +187,8 @@ fn completions_do_not_depend_on_running_ahead() {
                 let expected = expected.get_mut(&id).expect("the same names");
                 expected.shared = completion.shared;
                 assert_eq!(completion, *expected, "seed {seed}");
+                assert!(completion.tokens.iter().all(|generated| generated.token < 23));
+                without += usize::from(completion.finish == Finish::NoToken);
                 shared += completion.shared;
             }
             pending += some;
@@ -194,6 +196,7 @@ fn completions_do_not_depend_on_running_ahead() {
     }
     assert!(pending > 10_000, "{pending} rows were launched before their token was known");
     assert!(shared > 10_000, "{shared} tokens were shared");
+    assert!(without > 100, "{without} prompts ended without a token");
 }
 
 #[test]

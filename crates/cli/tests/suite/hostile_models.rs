@@ -189,3 +189,34 @@ fn hostile_templates_cost_their_lines_only() {
     let generated = Finished::of(&mut glinthawk(["generate", "--model", &case.model, "hi"]));
     generated.expect_error(&["chat_template.jinja", "deep"]);
 }
+
+#[test]
+fn a_prompt_for_which_nothing_can_be_computed_costs_its_line_only() {
+    let (case, folder) = case();
+    let path = folder.join("model.safetensors");
+    let mut bytes = fs::read(&path).expect("the model");
+    let header = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+    // The embedding comes first, and `z` is the 90th letter from `!` on.
+    let row = 8 + header + 89 * 64 * 2;
+    bytes[row..row + 2].copy_from_slice(&0x7fc0u16.to_le_bytes());
+    fs::write(&path, bytes).expect("written");
+    let lines = [("good", "aaaa bbbb"), ("bad", "aaaa z"), ("last", "aaaa bbbb aaaa bbbb")];
+    let lines = lines.map(|(id, prompt)| {
+        json!({"custom_id": id, "prompt": prompt, "max_tokens": 3, "temperature": 0.7, "n": 2})
+    });
+    fs::write(case.input(), lines.map(|line| format!("{line}\n")).concat()).expect("written");
+    for options in [&[][..], &["--batch", "1"], &["--tier1", "1", "--tier2", "1"]] {
+        let _ = fs::remove_file(case.output());
+        let finished = case.run(options).expect(3);
+        assert!(finished.stderr.contains("line 2: the model computes no number"), "{finished:?}");
+        let answers = case.answers();
+        for good in ["good", "last"] {
+            assert_eq!(answers[good]["response"]["status_code"], 200, "{options:?}");
+        }
+        let message = answers["bad"]["error"]["message"].as_str().expect("a message");
+        assert!(message.contains("what follows the prompt"), "{message}");
+    }
+    let generated =
+        Finished::of(&mut glinthawk(["generate", "--model", &case.model, "--raw", "z"]));
+    generated.expect_error(&["the model computes no number"]);
+}

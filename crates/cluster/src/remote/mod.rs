@@ -17,7 +17,7 @@ use crate::weights::serve_weights;
 use crate::wire;
 use glinthawk_flight::{Buffer, Kind, Message};
 use glinthawk_model::Tensor;
-use glinthawk_protocol::{Held, Home, Launch, Place, Roster, ShardId, StepId, Watch};
+use glinthawk_protocol::{Held, Home, Launch, Place, Roster, ShardId, StepId, TOKEN_NONE, Watch};
 use node::{Accusation, Unsent};
 pub(crate) use node::{Linked, Node, Waiting};
 pub(crate) use places::OFFER_PATIENCE;
@@ -267,7 +267,7 @@ impl RemoteFabric {
         let is_known = |token: u32| (token as usize) < self.casting.model.config().vocab;
         let fits = home.tokens.len() == asked.len()
             && home.tokens.iter().zip(asked).all(|(generated, asked)| {
-                is_known(generated.token)
+                (is_known(generated.token) || generated.token == TOKEN_NONE)
                     && generated.alternatives.len() <= usize::from(*asked)
                     && generated.alternatives.iter().all(|(token, _)| is_known(*token))
             });

@@ -3,7 +3,7 @@
 use super::model::{Shape, noise};
 use super::{assert_close, fast_paths};
 use crate::{CpuWeights, Isa, ShardIn, ShardOut, WeightKernels, sample};
-use glinthawk_flight::Buffer;
+use glinthawk_flight::{Buffer, TOKEN_NONE};
 use half::bf16;
 use std::iter;
 use std::ops::Range;
@@ -263,6 +263,7 @@ fn what_is_not_a_number_is_forgotten_with_its_rows() {
             let attended = Buffer::zeroed(40 * shape.config().query_width() * 2);
             let shard = ShardIn { slab: 0..40, attended: &attended, first: 0 };
             weights.post_attention(1, &[shard]).unwrap();
+            assert_eq!(weights.likeliest(&[0, 7, 39]), [TOKEN_NONE; 3], "{isa}");
             let found = run(&mut weights, &shape, &[&rows]);
             for place in 0..rows.len() {
                 let same = bits_of(&found, &shape, place) == bits_of(&expected, &shape, place);

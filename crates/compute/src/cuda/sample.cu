@@ -363,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, SAMPLE_BLOCKS)
     draw(shared, row, threshold, most, greedy ? 0 : pick.scale, pick.draw);
     __syncthreads();
     u32 token = shared.token;
-    if (threadIdx.x == 0) tokens[blockIdx.x] = token;
+    if (threadIdx.x == 0) tokens[blockIdx.x] = most == IMPOSSIBLE ? TOKEN_NONE : token;
     if (pick.alternatives == ALL) return;
     float logit = before_all(shared, pick, lists, row, token);
     if (threadIdx.x == 0) reported[pick.place] = logit;

@@ -110,11 +110,14 @@ extern "C" __global__ void bind_pages(const Row* rows, u32* tables, u32 table_wi
 
 // Stands for the token that the step before picked for the row's slot.
 #define TOKEN_PENDING 0xffffffffu
+// Picked where the logits allow no token. A row that asks for it is of no use any more.
+#define TOKEN_NONE 0xfffffffeu
 
 // Grid: rows. residual (rows, HIDDEN) f32 = table (vocab, HIDDEN) bf16 at each row's token.
 extern "C" __global__ void embed(const Row* rows, const u32* kept, const bf16* table, float* residual) {
     Row row = rows[blockIdx.x];
-    const bf16* from = table + (u64)(row.token == TOKEN_PENDING ? kept[row.slot] : row.token) * HIDDEN;
+    u32 token = row.token == TOKEN_PENDING ? kept[row.slot] : row.token;
+    const bf16* from = table + (u64)(token == TOKEN_NONE ? 0 : token) * HIDDEN;
     float* to = residual + (u64)blockIdx.x * HIDDEN;
     for (int i = 2 * threadIdx.x; i < HIDDEN; i += 2 * blockDim.x) {
         u32 pair = *(const u32*)(from + i);
@@ -315,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(ACTIVATE_THREADS, ACTIVATE_BLOCKS)
 
 #define ARGMAX_THREADS 512
 
-// Grid: rows. The likeliest token of each row of logits (rows, VOCAB) f32, the lowest id among equals; never NaN.
+// Grid: rows. The likeliest token of each row of logits (rows, VOCAB) f32, the lowest id among equals; never NaN or -inf.
 extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS) argmax(const float* logits, u32* tokens) {
     const float* row = logits + (u64)blockIdx.x * VOCAB;
     float best = -__int_as_float(0x7f800000);
@@ -349,6 +352,6 @@ extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS) argmax(const float*
                 best = values[warp];
                 token = ids[warp];
             }
-        tokens[blockIdx.x] = token == 0xffffffffu ? 0 : token;
+        tokens[blockIdx.x] = isinf(best) && best < 0 ? TOKEN_NONE : token;
     }
 }

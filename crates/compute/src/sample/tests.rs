@@ -60,8 +60,8 @@ fn bad_logits_never_panic() {
             let logprobs = Some(2);
             let sampling = Sampling { temperature, top_k, top_p, logprobs, ..Sampling::default() };
             let sampler = Sample { sampling, ..Sample::default() };
-            assert_eq!(token(&[nan, nan], &sampler), 0);
-            assert_eq!(token(&[-inf, -inf, -inf], &sampler), 0);
+            assert_eq!(token(&[nan, nan], &sampler), TOKEN_NONE);
+            assert_eq!(token(&[-inf, -inf, -inf], &sampler), TOKEN_NONE);
             assert_eq!(token(&[nan, 1.0, -inf], &sampler), 1);
             assert_eq!(token(&[0.0, inf, inf], &sampler), 1);
         }

@@ -10,6 +10,7 @@ use super::panel_pass::{PanelGroup, RowResults};
 use super::simd::{SIMD_WIDTH, Simd};
 use super::tiles::{PANEL, RowsMut, STEP, TILE_ROWS};
 use crate::memory::SharedMut;
+use glinthawk_flight::TOKEN_NONE;
 use half::bf16;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
@@ -188,11 +189,15 @@ impl Best {
     /// The likeliest token and its logit, the lowest token among equals.
     pub(super) fn token(&self) -> (u32, f32) {
         let lanes = (0u32..).zip(self.logits.iter().zip(&self.panels));
+        let possible = lanes.filter(|(_, (logit, _))| **logit > f32::NEG_INFINITY);
         let tokens =
-            lanes.map(|(lane, (&logit, &panel))| (panel as u32 * PANEL as u32 + lane, logit));
-        tokens.fold((0, f32::NEG_INFINITY), better)
+            possible.map(|(lane, (&logit, &panel))| (panel as u32 * PANEL as u32 + lane, logit));
+        tokens.fold(NOTHING, better)
     }
 }
+
+/// Less likely than any token.
+pub(super) const NOTHING: (u32, f32) = (TOKEN_NONE, f32::NEG_INFINITY);
 
 /// The likelier of two tokens; of equals, the lower.
 pub(super) fn better(one: (u32, f32), other: (u32, f32)) -> (u32, f32) {

@@ -1,7 +1,8 @@
 //! Tier 1's work on x86-64: packed weights, the residual slab, and the products between them.
 
 use super::epilogue::{
-    AddResidual, Best, FindBest, FinishQkv, Gate, QkvTarget, StoreLogits, better, heads_are_plain,
+    AddResidual, Best, FindBest, FinishQkv, Gate, NOTHING, QkvTarget, StoreLogits, better,
+    heads_are_plain,
 };
 use super::norm::{NormRow, copy_rows, norm_row};
 use super::pack::{Panels, Sources};
@@ -396,7 +397,7 @@ impl X86Weights {
         unsafe { self.multiplier.run(&self.threads, left, rows.len(), panels, &blocking, &find) };
         for (row, token) in tokens.iter_mut().enumerate() {
             let of_tasks = self.bests.iter().skip(row).step_by(rows.len());
-            *token = of_tasks.map(Best::token).fold((0, f32::NEG_INFINITY), better).0;
+            *token = of_tasks.map(Best::token).fold(NOTHING, better).0;
         }
     }
 }

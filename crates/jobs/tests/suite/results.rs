@@ -150,13 +150,6 @@ fn a_job_needs_no_files() {
 fn a_rejected_prompt_fails_its_line_once() {
     let case = Case::new("{\"prompt\":\"hi\",\"n\":3}\n{\"prompt\":\"ho\"}\n");
     let mut job = case.open().unwrap();
-    let next = |job: &mut Job| loop {
-        match job.next(std::time::Duration::from_millis(20)).unwrap() {
-            Next::Prompt(prompt) => return prompt,
-            Next::Later => {}
-            Next::Exhausted => panic!("there is a prompt left"),
-        }
-    };
     let first = next(&mut job);
     let id = submit(&mut job);
     next(&mut job);
@@ -176,6 +169,39 @@ fn a_rejected_prompt_fails_its_line_once() {
     assert!(!case.output_text().contains("rejected"));
 }
 
+#[test]
+fn a_prompt_for_which_no_token_can_be_picked_fails_its_line() {
+    let case = Case::new("{\"prompt\":\"hi\",\"n\":3}\n{\"prompt\":\"ho\"}\n");
+    let mut job = case.open().unwrap();
+    let first = next(&mut job);
+    let id = submit(&mut job);
+    let completion = complete(&mut job, id, &first, backwards, 0);
+    let completion = Completion { finish: Finish::NoToken, ..completion };
+    job.finish(&completion).unwrap();
+    let line: Value = serde_json::from_str(&case.output_text()).unwrap();
+    let message = line["error"]["message"].as_str().unwrap();
+    assert_eq!((&line["response"], &line["error"]["code"]), (&Value::Null, &json!("rejected")));
+    let after = format!("what follows token {} of the answer", completion.tokens.len());
+    assert!(message.contains(&after), "{message}");
+    assert_eq!(next(&mut job).tokens, [104, 111], "the other choices are not asked for");
+
+    let body = json!({"prompt": "hi"});
+    let generation = Generation::new(Arc::new(model()), &body).unwrap();
+    let completion = Completion { tokens: Vec::new(), ..completion };
+    let reason = generation.finish(&completion).unwrap_err();
+    assert!(reason.contains("what follows the prompt"), "{reason}");
+}
+
+fn next(job: &mut Job) -> Prompt {
+    loop {
+        match job.next(std::time::Duration::from_millis(20)).unwrap() {
+            Next::Prompt(prompt) => return prompt,
+            Next::Later => {}
+            Next::Exhausted => panic!("there is a prompt left"),
+        }
+    }
+}
+
 /// Streams a body's completion; returns the pieces, the ending's text, and the whole.
 fn stream(body: &Value, tokens: &[u32]) -> (Vec<String>, String) {
     let mut generation = Generation::new(Arc::new(model()), body).unwrap();
@@ -193,7 +219,7 @@ fn stream(body: &Value, tokens: &[u32]) -> (Vec<String>, String) {
             break;
         }
     }
-    (pieces, generation.finish(&completion).text)
+    (pieces, generation.finish(&completion).unwrap().text)
 }
 
 #[test]

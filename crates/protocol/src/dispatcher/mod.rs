@@ -24,7 +24,7 @@ use crate::prompt::{Completion, Finish, Prompt, PromptId};
 use entry::Entry;
 #[cfg(doc)]
 use glinthawk_flight::TOKEN_PENDING;
-use glinthawk_flight::{Generated, ShardId, StepId, pages_for};
+use glinthawk_flight::{Generated, ShardId, StepId, TOKEN_NONE, pages_for};
 use pages::PagePool;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -384,7 +384,9 @@ impl Dispatcher {
             let mut over = entry.over.or(stopped);
             if sampled {
                 let generated = tokens.next().expect("counted above");
-                if over.is_none() {
+                if over.is_none() && generated.token == TOKEN_NONE {
+                    over = Some((Finish::NoToken, now_ns));
+                } else if over.is_none() {
                     if entry.prompt.watched {
                         actions.push(DispatcherAction::Token(id, generated.clone()));
                     }

@@ -5,7 +5,7 @@ use super::{Prompt, device, load, step};
 use crate::conformance::model::Shape;
 use crate::cuda::CudaModel;
 use crate::sample::sample;
-use glinthawk_flight::{Generated, Row, Sample, Sampling, TOKEN_PENDING};
+use glinthawk_flight::{Generated, Row, Sample, Sampling, TOKEN_NONE, TOKEN_PENDING};
 
 /// The likeliest token, but for what is changed.
 fn changed(change: &dyn Fn(&mut Sample)) -> Sample {
@@ -184,6 +184,22 @@ fn of_equals_the_first_are_kept() {
     }
 }
 
+/// Samples of three slots after as many rows: the likeliest, drawn, and drawn with log-probabilities.
+fn samples(step: usize, ends: &[u32]) -> Vec<Sample> {
+    let sample = |(slot, &row): (usize, &u32)| Sample {
+        row,
+        position: (20 + step) as u32,
+        sampling: Sampling {
+            temperature: if slot == 1 { 0.0 } else { 0.9 },
+            seed: slot as u64,
+            logprobs: (slot == 2).then_some(3),
+            ..Sampling::default()
+        },
+        ..Sample::default()
+    };
+    ends.iter().enumerate().map(sample).collect()
+}
+
 #[test]
 fn tokens_reach_the_next_step_by_themselves() {
     const STEPS: usize = 12;
@@ -191,20 +207,6 @@ fn tokens_reach_the_next_step_by_themselves() {
     let shape = Shape { hidden: 96, vocab: 136, ..Shape::default() };
     let mut model = load(&shape, &device);
     let prompts: Vec<Prompt> = (1..4).map(|slot| Prompt::new(&shape, slot, 100)).collect();
-    let samples = |step: usize, ends: &[u32]| -> Vec<Sample> {
-        let sample = |(slot, &row): (usize, &u32)| Sample {
-            row,
-            position: (20 + step) as u32,
-            sampling: Sampling {
-                temperature: if slot == 1 { 0.0 } else { 0.9 },
-                seed: slot as u64,
-                logprobs: (slot == 2).then_some(3),
-                ..Sampling::default()
-            },
-            ..Sample::default()
-        };
-        ends.iter().enumerate().map(sample).collect()
-    };
     let first: Vec<Row> =
         prompts.iter().flat_map(|prompt| (0..20).map(|at| prompt.row(at))).collect();
     let rows = |step: usize, tokens: &[u32]| -> Vec<Row> {
@@ -234,4 +236,29 @@ fn tokens_reach_the_next_step_by_themselves() {
     let expected = run(&mut model, 0);
     assert_eq!(expected.len(), STEPS);
     assert_eq!(run(&mut model, 1), expected);
+}
+
+#[test]
+fn where_nothing_can_be_computed_no_token_is_picked() {
+    let Some(device) = device() else { return };
+    let shape = Shape { hidden: 96, vocab: 136, ..Shape::default() };
+    let mut model = load(&shape, &device);
+    let prompts: Vec<Prompt> = (1..4).map(|slot| Prompt::new(&shape, slot, 100)).collect();
+    let rows: Vec<Row> =
+        prompts.iter().flat_map(|prompt| (0..20).map(|at| prompt.row(at))).collect();
+    let mut picked = |rows: &[Row], step: usize, ends: &[u32], poisoned: bool| -> Vec<u32> {
+        if poisoned {
+            model.poison_pages();
+        }
+        model.submit(rows, &[], &samples(step, ends)).unwrap();
+        model.tokens().unwrap().tokens.iter().map(|generated| generated.token).collect()
+    };
+    let tokens = picked(&rows, 0, &[19, 39, 59], false);
+    assert!(tokens.iter().all(|&token| (token as usize) < shape.vocab), "{tokens:?}");
+    for step in 1..3 {
+        // The second time, rows ask for the token that there was not.
+        let row = |prompt: &Prompt| Row { token: TOKEN_PENDING, ..prompt.row(19 + step) };
+        let rows: Vec<Row> = prompts.iter().map(row).collect();
+        assert_eq!(picked(&rows, step, &[0, 1, 2], step == 1), [TOKEN_NONE; 3]);
+    }
 }
