@@ -39,7 +39,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
                 }
                 EngineEvent::Finished(completion) => {
                     let ending = generation.finish(&completion).map_err(|reason| {
-                        let _ = writeln!(out);
+                        let _ = writeln!(out, "{}", generation.held());
                         anyhow!("{reason}")
                     })?;
                     writeln!(out, "{}", ending.text)?;

@@ -73,8 +73,8 @@ fn no_token(tokens: usize) -> String {
         tokens => format!("token {tokens} of the answer"),
     };
     format!(
-        "the model computes no number for what follows {after}: its weights are damaged, or its values grow beyond what \
-         can be computed"
+        "no token can follow {after}, because the model's logits for all of them are NaN or minus infinity: its weights \
+         may be damaged, or its values too large"
     )
 }
 

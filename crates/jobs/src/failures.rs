@@ -42,16 +42,17 @@ impl Failures {
     }
 
     fn add(&mut self, kind: Kind, line: u64, message: &str) {
-        let known = self.0.len();
-        if let Some(kind) = self.0.get_mut(&kind) {
-            kind.lines += 1;
-            // Rejections do not come in the order of lines.
-            kind.first_line = kind.first_line.min(line);
-        } else if known < KINDS_MAX {
+        if self.0.len() == KINDS_MAX && !self.0.contains_key(&kind) {
+            return;
+        }
+        let none = FailureKind { lines: 0, first_line: u64::MAX, reason: String::new() };
+        let kind = self.0.entry(kind).or_insert(none);
+        kind.lines += 1;
+        // Rejections do not come in the order of lines.
+        if line < kind.first_line {
             // Some messages begin with the line's number, which is reported separately.
             let reason = message.strip_prefix(&format!("line {line} is ")).unwrap_or(message);
-            let reason = printable(reason);
-            self.0.insert(kind, FailureKind { lines: 1, first_line: line, reason });
+            (kind.first_line, kind.reason) = (line, printable(reason));
         }
     }
 
@@ -78,6 +79,8 @@ mod tests {
         failures.refused(4, &Refusal::unknown("messages[1].nmae"));
         failures.refused(5, &Refusal::unknown("messages[12].nmae"));
         failures.rejected(8, "no room\u{1b}[31m");
+        failures.rejected(12, "nothing after token 2");
+        failures.rejected(10, "nothing after token 5");
         let told: Vec<_> = failures
             .by_count()
             .into_iter()
@@ -86,6 +89,7 @@ mod tests {
         let expected = [
             (3, 3, "not valid JSON".to_owned()),
             (2, 4, "unknown field `messages[1].nmae`".to_owned()),
+            (2, 10, "nothing after token 5".to_owned()),
             (1, 2, "not valid JSON: too deep".to_owned()),
             (1, 8, "no room\\u{1b}[31m".to_owned()),
         ];

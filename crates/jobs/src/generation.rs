@@ -82,6 +82,11 @@ impl Generation {
         Piece { text, stop: cut.map(|cut| cut.tokens) }
     }
 
+    /// Text that waits for what comes next, as it is if nothing does.
+    pub fn held(&self) -> String {
+        String::from_utf8_lossy(&self.held).into_owned()
+    }
+
     /// Takes the end; the pieces and this text together are the whole completion. Says what is wrong if there is none.
     pub fn finish(&self, completion: &Completion) -> Result<Ending, String> {
         let choice = Choice::new(&self.model, &self.request, completion)?;

@@ -121,7 +121,8 @@ struct OpenLine {
     outstanding: u32,
     watches: Vec<StopWatch>,
     choices: Vec<Option<Choice>>,
-    rejection: Option<String>,
+    /// Why it cannot be answered: the reason of the first of its choices that cannot, however they came back.
+    rejection: Option<(usize, String)>,
 }
 
 impl Job {
@@ -208,10 +209,7 @@ impl Job {
         line.outstanding -= 1;
         match Choice::new(&self.model, &line.request, completion) {
             Ok(made) => line.choices[choice] = Some(made),
-            Err(reason) => {
-                line.rejection = Some(reason);
-                self.submitting = self.submitting.filter(|submitting| *submitting != sequence);
-            }
+            Err(reason) => self.lose(sequence, choice, reason),
         }
         self.settle(sequence)
     }
@@ -219,12 +217,20 @@ impl Job {
     /// The prompt that was handed out last cannot be run. Its line becomes an error, and a later run
     /// tries again.
     pub fn reject(&mut self, reason: &str) -> Result<(), JobError> {
-        let (sequence, _) = self.handed_out.take().expect("a prompt was handed out");
-        let line = open_line(&mut self.lines, sequence);
-        line.rejection = Some(reason.to_owned());
-        line.outstanding -= 1;
-        self.submitting = self.submitting.filter(|submitting| *submitting != sequence);
+        let (sequence, choice) = self.handed_out.take().expect("a prompt was handed out");
+        open_line(&mut self.lines, sequence).outstanding -= 1;
+        self.lose(sequence, choice, reason.to_owned());
         self.settle(sequence)
+    }
+
+    /// A line cannot be answered, because one of its choices cannot. No other choice of it is handed out. They are handed
+    /// out in order, so all before this one have been.
+    fn lose(&mut self, sequence: u64, choice: usize, reason: String) {
+        let line = open_line(&mut self.lines, sequence);
+        if line.rejection.as_ref().is_none_or(|(first, _)| choice < *first) {
+            line.rejection = Some((choice, reason));
+        }
+        self.submitting = self.submitting.filter(|submitting| *submitting != sequence);
     }
 
     /// Whether every prompt handed out has come back.
@@ -324,7 +330,7 @@ impl Job {
             return Ok(());
         }
         let line = self.lines.remove(&sequence).expect("just looked at");
-        if let Some(reason) = &line.rejection {
+        if let Some((_, reason)) = &line.rejection {
             self.summary.failed += 1;
             self.failures.rejected(line.number, reason);
             return self.writer.write(&rejected_line(line.key, &line.custom_id, reason));

@@ -13,6 +13,11 @@ use std::path::PathBuf;
 /// Why an engine could not be specified, launched or measured.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
+    /// What was to be measured was not computed.
+    #[error(
+        "the model picks no token, because its logits are NaN or minus infinity: its weights may be damaged"
+    )]
+    NothingPicked,
     /// The number of workers is not that of the nodes.
     #[error(
         "--workers {workers} does not fit: {}--tier1 {tier1} and --tier2 {tier2} need {}",

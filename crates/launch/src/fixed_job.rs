@@ -3,7 +3,7 @@
 use crate::error::LaunchError;
 use glinthawk_cluster::{Engine, EngineEvent};
 use glinthawk_plan::Shape;
-use glinthawk_protocol::Prompt;
+use glinthawk_protocol::{Finish, Prompt};
 use std::time::Instant;
 
 /// Prompts that are all alike.
@@ -40,10 +40,11 @@ impl FixedJob {
                 submitted += 1;
             }
             for event in engine.advance()? {
-                match event {
-                    EngineEvent::Finished(_) => finished += 1,
-                    EngineEvent::Token(..) => {}
+                let EngineEvent::Finished(completion) = event else { continue };
+                if completion.finish == Finish::NoToken {
+                    return Err(LaunchError::NothingPicked);
                 }
+                finished += 1;
             }
         }
         Ok(started.elapsed().as_secs_f64())

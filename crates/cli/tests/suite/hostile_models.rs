@@ -208,15 +208,20 @@ fn a_prompt_for_which_nothing_can_be_computed_costs_its_line_only() {
     for options in [&[][..], &["--batch", "1"], &["--tier1", "1", "--tier2", "1"]] {
         let _ = fs::remove_file(case.output());
         let finished = case.run(options).expect(3);
-        assert!(finished.stderr.contains("line 2: the model computes no number"), "{finished:?}");
+        assert!(finished.stderr.contains("line 2: no token can follow the prompt"), "{finished:?}");
         let answers = case.answers();
         for good in ["good", "last"] {
             assert_eq!(answers[good]["response"]["status_code"], 200, "{options:?}");
         }
         let message = answers["bad"]["error"]["message"].as_str().expect("a message");
-        assert!(message.contains("what follows the prompt"), "{message}");
+        assert!(message.contains("no token can follow the prompt"), "{message}");
     }
     let generated =
         Finished::of(&mut glinthawk(["generate", "--model", &case.model, "--raw", "z"]));
-    generated.expect_error(&["the model computes no number"]);
+    generated.expect_error(&["no token can follow the prompt"]);
+    // Among as many prompts of one token, each of the model's tokens is one.
+    let bench =
+        ["bench", "--model", &case.model, "--prompts", "258", "--input", "1", "--runs", "1"];
+    let bench = Finished::of(&mut glinthawk(bench)).expect(1);
+    assert!(bench.stderr.contains("the model picks no token"), "{bench:?}");
 }

@@ -173,23 +173,31 @@ fn a_rejected_prompt_fails_its_line_once() {
 fn a_prompt_for_which_no_token_can_be_picked_fails_its_line() {
     let case = Case::new("{\"prompt\":\"hi\",\"n\":3}\n{\"prompt\":\"ho\"}\n");
     let mut job = case.open().unwrap();
-    let first = next(&mut job);
-    let id = submit(&mut job);
-    let completion = complete(&mut job, id, &first, backwards, 0);
-    let completion = Completion { finish: Finish::NoToken, ..completion };
+    let [first, second] = [0, 1].map(|_| {
+        let prompt = next(&mut job);
+        let id = submit(&mut job);
+        complete(&mut job, id, &prompt, backwards, 0)
+    });
+    let without = |completion: Completion, tokens: usize| Completion {
+        finish: Finish::NoToken,
+        tokens: completion.tokens[..tokens].to_vec(),
+        ..completion
+    };
+    let completion = without(first, 1);
+    job.finish(&without(second, 2)).unwrap();
+    assert_eq!(case.output_text(), "", "one is still to come");
     job.finish(&completion).unwrap();
     let line: Value = serde_json::from_str(&case.output_text()).unwrap();
     let message = line["error"]["message"].as_str().unwrap();
     assert_eq!((&line["response"], &line["error"]["code"]), (&Value::Null, &json!("rejected")));
-    let after = format!("what follows token {} of the answer", completion.tokens.len());
-    assert!(message.contains(&after), "{message}");
-    assert_eq!(next(&mut job).tokens, [104, 111], "the other choices are not asked for");
+    assert!(message.contains("no token can follow token 1 of the answer"), "{message}");
+    assert_eq!(next(&mut job).tokens, [104, 111], "the third choice is not asked for");
 
     let body = json!({"prompt": "hi"});
     let generation = Generation::new(Arc::new(model()), &body).unwrap();
     let completion = Completion { tokens: Vec::new(), ..completion };
     let reason = generation.finish(&completion).unwrap_err();
-    assert!(reason.contains("what follows the prompt"), "{reason}");
+    assert!(reason.contains("no token can follow the prompt"), "{reason}");
 }
 
 fn next(job: &mut Job) -> Prompt {
