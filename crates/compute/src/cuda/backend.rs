@@ -4,10 +4,10 @@
 use super::PAGE;
 use super::activations::{CudaBuffer, CudaMark, Travel};
 use super::device::{CudaDevice, Half};
-use super::layers::Layers;
+use super::layers::{Layers, Rows};
 use super::module::Module;
 use super::pages::{Cuts, Pages};
-use super::picked::Picker;
+use super::picked::{Picker, PicksAt};
 use super::staged::Staged;
 use super::weights::{address, allocate};
 use crate::source::{ContextSpec, SliceSpec, WeightSource};
@@ -310,7 +310,7 @@ impl WeightKernels for CudaWeights {
                 together
             }
         };
-        self.layers.feed_forward(layer, count, attended, residual)?;
+        self.layers.feed_forward(layer, count, Rows { residual, attended })?;
         if residual != self.slab_at(slabs[0].start) {
             self.copy_shards(&slabs, true)?;
         }
@@ -327,7 +327,7 @@ impl WeightKernels for CudaWeights {
         self.staged.begin(picker.words(samples))?;
         let picks = picker.stage(&rows, samples, &mut self.staged)?;
         self.staged.send()?;
-        picker.submit(&mut self.layers, slab, picks, None)
+        picker.submit(&mut self.layers, PicksAt::AmongRows(slab), picks, None)
     }
 
     fn tokens(&mut self) -> Result<Vec<Generated>, ComputeError> {

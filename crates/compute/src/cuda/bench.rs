@@ -3,7 +3,7 @@
 
 use super::choice::{self, in_turns};
 use super::device::CudaDevice;
-use super::layers::Layers;
+use super::layers::{Layers, Rows};
 use super::module::Module;
 use super::product::{Operands, Shape};
 use super::weights::{address, allocate};
@@ -114,7 +114,7 @@ impl LayerBench {
                 }
                 layers.project(layer, rows, residual)?;
                 layers.rotate(layer, described, (0, rows), rotated, 0)?;
-                layers.feed_forward(layer, rows, attended, residual)
+                layers.feed_forward(layer, rows, Rows { residual, attended })
             })
         })?;
         seconds.iter_mut().for_each(|seconds| *seconds /= count as f64);

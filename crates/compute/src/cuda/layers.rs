@@ -17,6 +17,13 @@ use std::sync::Arc;
 /// Rows whose logits are made at a time.
 pub(super) const LOGIT_ROWS: usize = 256;
 
+/// Where the residual of some rows stands, and attention's output for them.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pub(super) residual: u64,
+    pub(super) attended: u64,
+}
+
 /// A slice of a model on a device, and what its layers need beside the residual.
 pub(super) struct Layers {
     pub(super) device: CudaDevice,
@@ -141,13 +148,25 @@ impl Layers {
         self.module.launch(&self.module.rotate, grid, &args.map(Arg::Address))
     }
 
+    /// Copies the residual of rows, and attention's output for them, from these places to those; a list on the device
+    /// names them.
+    pub(super) fn take_rows(
+        &self,
+        rows: u64,
+        count: usize,
+        from: Rows,
+        to: Rows,
+    ) -> Result<(), ComputeError> {
+        let args = [rows, from.residual, from.attended, to.residual, to.attended];
+        self.module.launch(&self.module.take_rows, (count as u32, 1, 1), &args.map(Arg::Address))
+    }
+
     /// Output projection and feed-forward: adds both to the residual.
     pub(super) fn feed_forward(
         &mut self,
         layer: usize,
         count: usize,
-        attended: u64,
-        residual: u64,
+        Rows { residual, attended }: Rows,
     ) -> Result<(), ComputeError> {
         let [_, output, gate_up, down] = shapes(&self.config);
         let weights = &self.weights.layers[layer];
@@ -166,7 +185,8 @@ impl Layers {
         self.products.multiply(down, count, matrix)
     }
 
-    /// Logits of `count` rows, at most [`LOGIT_ROWS`], of a residual; a list on the device names them.
+    /// Logits of `count` rows, at most [`LOGIT_ROWS`], of a residual; a list on the device names them, or they are its
+    /// first (0).
     pub(super) fn classify(
         &mut self,
         residual: u64,

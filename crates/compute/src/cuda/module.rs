@@ -74,6 +74,7 @@ pub(super) struct Module {
     device: CudaDevice,
     pub(super) bind_pages: Kernel,
     pub(super) embed: Kernel,
+    pub(super) take_rows: Kernel,
     pub(super) norm_rows: Kernel,
     pub(super) rotate: Kernel,
     pub(super) append: Kernel,
@@ -182,6 +183,7 @@ impl Module {
         Ok(Self {
             bind_pages: kernel("bind_pages", WARP, 0)?,
             embed: kernel("embed", 256, 0)?,
+            take_rows: kernel("take_rows", 256, 0)?,
             norm_rows: kernel("norm_rows", NORM_THREADS, 0)?,
             rotate: kernel("rotate", ROTATE_THREADS, 0)?,
             append: kernel("append", 256, 0)?,

@@ -49,6 +49,20 @@ pub(super) struct Picks {
     lists: u64,
 }
 
+impl Picks {
+    /// How many there are, and the list of their rows on the device.
+    pub(super) fn rows(&self) -> (usize, u64) {
+        (self.ways.greedy.len() + self.ways.drawn.len(), self.picked)
+    }
+}
+
+/// Where the residual of picks stands: among that of all rows, or alone and in their order.
+#[derive(Clone, Copy)]
+pub(super) enum PicksAt {
+    AmongRows(u64),
+    Alone(u64),
+}
+
 /// Where a step's rows stand, and the tokens that are kept by slot for the next.
 pub(super) struct Keep {
     pub(super) rows: u64,
@@ -122,22 +136,30 @@ impl Picker {
     pub(super) fn submit(
         &mut self,
         layers: &mut Layers,
-        residual: u64,
+        at: PicksAt,
         picks: Picks,
         keep: Option<Keep>,
     ) -> Result<(), ComputeError> {
+        let (count, _) = picks.rows();
         let Picks { ways, draws, picked, lists } = picks;
-        let (greedy, count) = (ways.greedy.len(), ways.greedy.len() + ways.drawn.len());
+        let greedy = ways.greedy.len();
         let word = size_of::<u32>() as u64;
+        let row_bytes = (layers.config.hidden * size_of::<f32>()) as u64;
+        let rows_at = |start: usize| match at {
+            PicksAt::AmongRows(residual) => (residual, picked + start as u64 * word),
+            PicksAt::Alone(residual) => (residual + start as u64 * row_bytes, 0),
+        };
         let (logits, tokens) = (self.logits_at(), address(&self.tokens, &self.device));
         let reported = address(&self.reported, &self.device);
         for (start, count) in portions(0..greedy) {
-            layers.classify(residual, picked + start as u64 * word, count, logits)?;
+            let (residual, rows) = rows_at(start);
+            layers.classify(residual, rows, count, logits)?;
             let args = [logits, tokens + start as u64 * word].map(Arg::Address);
             layers.module.launch(&layers.module.argmax, (count as u32, 1, 1), &args)?;
         }
         for (start, count) in portions(greedy..count) {
-            layers.classify(residual, picked + start as u64 * word, count, logits)?;
+            let (residual, rows) = rows_at(start);
+            layers.classify(residual, rows, count, logits)?;
             let draws = draws + ((start - greedy) * size_of::<Draw>()) as u64;
             let grid = (count as u32, 1, 1);
             if ways.reported > 0 {

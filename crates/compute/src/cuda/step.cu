@@ -125,6 +125,17 @@ extern "C" __global__ void embed(const Row* rows, const u32* kept, const bf16* t
     }
 }
 
+// Grid: the rows that `which` lists. Copies their residual (rows, HIDDEN) f32 and attention's output for them
+// (rows, QUERY_WIDTH) bf16 to other places, one after the other.
+extern "C" __global__ void take_rows(const u32* which, const float* residual, const bf16* attended, float* residual_to,
+                                     bf16* attended_to) {
+    u64 row = which[blockIdx.x], to = blockIdx.x;
+    for (int i = 4 * threadIdx.x; i < HIDDEN; i += 4 * blockDim.x)
+        *(float4*)(residual_to + to * HIDDEN + i) = *(const float4*)(residual + row * HIDDEN + i);
+    for (int i = 8 * threadIdx.x; i < QUERY_WIDTH; i += 8 * blockDim.x)
+        *(uint4*)(attended_to + to * QUERY_WIDTH + i) = *(const uint4*)(attended + row * QUERY_WIDTH + i);
+}
+
 #define NORM_THREADS 256
 #define NORM_PARTS ((HIDDEN + 4 * NORM_THREADS - 1) / (4 * NORM_THREADS))
 

@@ -2,10 +2,10 @@
 
 use super::PAGE;
 use super::device::CudaDevice;
-use super::layers::Layers;
+use super::layers::{Layers, Rows};
 use super::module::Module;
 use super::pages::Pages;
-use super::picked::{AHEAD, Keep, Picker};
+use super::picked::{AHEAD, Keep, Picker, PicksAt};
 use super::staged::Staged;
 use super::weights::{address, allocate};
 use crate::source::{ContextSpec, SliceSpec, WeightSource};
@@ -17,6 +17,10 @@ use half::bf16;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The last layer's rows that end in no token are left out if there are so many: with fewer, its products read weights all
+/// the same.
+const LEFT_OUT_MIN: usize = 128;
 
 /// What a model's buffers are made for.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +46,8 @@ pub struct CudaModel {
     submitted: VecDeque<Step>,
     /// (rows, hidden)
     residual: CudaSlice<f32>,
+    /// The same of the rows that end in a token, one after the other.
+    residual_taken: CudaSlice<f32>,
     /// (rows, query_width)
     attended: CudaSlice<bf16>,
     /// The token that was picked last for each slot: (slots)
@@ -131,6 +137,7 @@ impl CudaModel {
             submitted: VecDeque::new(),
             kept: allocate(device, "tokens", limits.slots)?,
             residual: allocate(device, "the residual", limits.rows * config.hidden)?,
+            residual_taken: allocate(device, "the residual", limits.rows * config.hidden)?,
             attended: allocate(device, "activations", limits.rows * config.query_width())?,
             device: device.clone(),
             layers,
@@ -167,7 +174,7 @@ impl CudaModel {
         self.layers.embed(0x10, 0, rows, residual)
     }
 
-    /// Logits of the first rows of the last step, (rows, vocab).
+    /// Logits of the first rows of the last step, (rows, vocab), in which all rows ended in a token.
     #[cfg(test)]
     pub(crate) fn last_logits(&mut self, rows: usize) -> Vec<f32> {
         let (residual, _) = self.places();
@@ -202,6 +209,8 @@ impl CudaModel {
         step.staged.send()?;
         let count = rows.len();
         let (residual, attended) = self.places();
+        let (asked, asked_rows) = picks.rows();
+        let mut picks_at = PicksAt::AmongRows(residual);
         let kept = address(&self.kept, &self.device);
         self.pages.bind(bound, shared.len())?;
         self.pages.bind(cuts.rows, count)?;
@@ -211,10 +220,22 @@ impl CudaModel {
             self.layers.project(layer, count, residual)?;
             self.layers.rotate(layer, cuts.rows, (0, count), query, pages)?;
             self.pages.attend(layer, &cuts, attended)?;
-            self.layers.feed_forward(layer, count, attended, residual)?;
+            let all = Rows { residual, attended };
+            if layer + 1 < self.layers.config.layers || count < asked + LEFT_OUT_MIN {
+                self.layers.feed_forward(layer, count, all)?;
+                continue;
+            }
+            // Queries are not needed any more: what was attended takes their place.
+            let taken =
+                Rows { residual: address(&self.residual_taken, &self.device), attended: query };
+            if asked > 0 {
+                self.layers.take_rows(asked_rows, asked, all, taken)?;
+                self.layers.feed_forward(layer, asked, taken)?;
+            }
+            picks_at = PicksAt::Alone(taken.residual);
         }
         let keep = Keep { rows: cuts.rows, kept };
-        self.picker.submit(&mut self.layers, residual, picks, Some(keep))?;
+        self.picker.submit(&mut self.layers, picks_at, picks, Some(keep))?;
         step.ended.record(&self.device.stream).map_err(failed())?;
         step.rows = count;
         self.submitted.push_back(step);

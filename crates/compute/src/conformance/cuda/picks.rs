@@ -1,7 +1,7 @@
 //! Tokens that a GPU picks: as likely as on the host, with the same log-probabilities, and known to the next step before
 //! they are known here.
 
-use super::{Prompt, device, load, step};
+use super::{Prompt, device, load, shapes, step};
 use crate::conformance::model::Shape;
 use crate::cuda::CudaModel;
 use crate::sample::sample;
@@ -236,6 +236,31 @@ fn tokens_reach_the_next_step_by_themselves() {
     let expected = run(&mut model, 0);
     assert_eq!(expected.len(), STEPS);
     assert_eq!(run(&mut model, 1), expected);
+}
+
+#[test]
+fn picks_do_not_depend_on_the_rows_that_end_in_no_token() {
+    let Some(device) = device() else { return };
+    for shape in shapes() {
+        let mut model = load(&shape, &device);
+        let prompts: Vec<Prompt> = (1..4).map(|slot| Prompt::new(&shape, slot, 130)).collect();
+        let rows: Vec<Row> =
+            prompts.iter().flat_map(|prompt| (0..130).map(|at| prompt.row(at))).collect();
+        let ends = [129, 259, 389];
+        let few = samples(110, &ends);
+        let others = (0..390).filter(|row| !ends.contains(row));
+        let others = others.map(|row| Sample { row, ..Sample::default() });
+        let all: Vec<Sample> = few.iter().cloned().chain(others).collect();
+        let mut picked = |samples: &[Sample]| {
+            model.submit(&rows, &[], samples).unwrap();
+            model.tokens().unwrap().tokens
+        };
+        assert_eq!(picked(&few), picked(&all)[..3]);
+        assert!(picked(&[]).is_empty());
+        let next: Vec<Sample> = few.iter().rev().cloned().collect();
+        let expected: Vec<Generated> = picked(&all)[..3].iter().rev().cloned().collect();
+        assert_eq!(picked(&next), expected);
+    }
 }
 
 #[test]

@@ -61,7 +61,9 @@ fn load(shape: &Shape, device: &CudaDevice) -> CudaModel {
 
 /// Logits of all rows of one step, as bits.
 fn step(model: &mut CudaModel, shape: &Shape, rows: &[Row], bound: &[Row]) -> Vec<Vec<u32>> {
-    model.submit(rows, bound, &[Sample::default()]).unwrap();
+    let samples: Vec<Sample> =
+        (0..rows.len() as u32).map(|row| Sample { row, ..Sample::default() }).collect();
+    model.submit(rows, bound, &samples).unwrap();
     let picked = model.tokens().unwrap().tokens;
     let logits = model.last_logits(rows.len());
     assert_eq!(picked[0].token, sample::argmax(&logits[..shape.vocab]), "the likeliest token");
