@@ -194,7 +194,12 @@ fn a_prompt_for_which_no_token_can_be_picked_fails_its_line() {
     assert_eq!(next(&mut job).tokens, [104, 111], "the third choice is not asked for");
 
     let body = json!({"prompt": "hi"});
-    let generation = Generation::new(Arc::new(model()), &body).unwrap();
+    let mut generation = Generation::new(Arc::new(model()), &body).unwrap();
+    let half = generated(&generation.prompt(), 0xc3);
+    assert_eq!(
+        (generation.token(&half).text.as_str(), generation.held().as_str()),
+        ("", "\u{fffd}")
+    );
     let completion = Completion { tokens: Vec::new(), ..completion };
     let reason = generation.finish(&completion).unwrap_err();
     assert!(reason.contains("no token can follow the prompt"), "{reason}");
