@@ -62,11 +62,11 @@ fn load(shape: &Shape, device: &CudaDevice) -> CudaModel {
     CudaModel::load_from(&shape.source(), device, limits(), &threads, &mut |_, _| {}).unwrap()
 }
 
-/// Logits of all rows of one step.
-fn step(model: &mut CudaModel, shape: &Shape, rows: &[Row]) -> Vec<Vec<f32>> {
+/// Logits of all rows of one step. Tables begin with the pages of `bound`.
+fn step(model: &mut CudaModel, shape: &Shape, rows: &[Row], bound: &[Row]) -> Vec<Vec<f32>> {
     let samples: Vec<Sample> =
         (0..rows.len() as u32).map(|row| Sample { row, ..Sample::default() }).collect();
-    model.submit(rows, &[], &samples).unwrap();
+    model.submit(rows, bound, &samples).unwrap();
     let tokens = model.tokens().unwrap().tokens;
     let logits = model.last_logits(rows.len());
     for (sampled, logits) in tokens.into_iter().zip(logits.chunks_exact(shape.vocab)) {
@@ -124,7 +124,7 @@ fn steps_agree_with_the_oracle() {
         for shape in shapes() {
             let prompt = Prompt::new(&shape, 1, 150);
             let rows: Vec<Row> = (0..150).map(|at| prompt.row(at)).collect();
-            let found = step(&mut load(&shape, &device), &shape, &rows).concat();
+            let found = step(&mut load(&shape, &device), &shape, &rows, &[]).concat();
             assert_close(&format!("logits of {shape:?}"), &found, &oracle(&shape, &prompt), 0.03);
         }
     }
@@ -154,7 +154,7 @@ fn bits_depend_on_the_prompt_alone() {
                     rows.push(other.row(start / chunk % 40));
                 }
                 rows.extend(positions.map(|at| prompt.row(at)));
-                let logits = step(model, shape, &rows);
+                let logits = step(model, shape, &rows, &[]);
                 found.extend(logits.into_iter().skip(usize::from(beside)));
             }
             found
@@ -179,7 +179,7 @@ fn leftovers_of_another_prompt_do_no_harm() {
     let mut model = load(&shape, &device);
     let prompt = Prompt::new(&shape, 1, 40);
     let run = |model: &mut CudaModel| -> Vec<Vec<f32>> {
-        (0..40).flat_map(|at| step(model, &shape, &[prompt.row(at)])).collect()
+        (0..40).flat_map(|at| step(model, &shape, &[prompt.row(at)], &[])).collect()
     };
     let expected = run(&mut model);
     model.poison_pages();

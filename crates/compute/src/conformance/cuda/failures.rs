@@ -13,14 +13,14 @@ fn no_room_is_said_and_harms_nothing() {
     let Some(device) = device() else { return };
     let shape = Shape { hidden: 96, vocab: 136, ..Shape::default() };
     let prompt = Prompt::new(&shape, 1, 3);
-    let expected = step(&mut load(&shape, &device), &shape, &[prompt.row(0)]);
+    let expected = step(&mut load(&shape, &device), &shape, &[prompt.row(0)], &[]);
     let threads = Arc::new(Threads::new(1).unwrap());
     let limits = StepLimits { pages: 1 << 34, ..limits() };
     let failed = CudaModel::load_from(&shape.source(), &device, limits, &threads, &mut |_, _| {});
     let said = failed.err().expect("no GPU has so much memory").to_string();
     assert!(said.starts_with("cuda:0: cannot allocate contexts: "), "{said}");
     assert!(said.contains("GiB are wanted"), "{said}");
-    assert_eq!(step(&mut load(&shape, &device), &shape, &[prompt.row(0)]), expected);
+    assert_eq!(step(&mut load(&shape, &device), &shape, &[prompt.row(0)], &[]), expected);
 }
 
 /// Set for the process in which a kernel fails.
@@ -59,7 +59,7 @@ fn fail() {
     let shape = Shape { hidden: 96, vocab: 136, ..Shape::default() };
     let mut model = load(&shape, &device);
     let rows = [Prompt::new(&shape, 1, 3).row(0)];
-    step(&mut model, &shape, &rows);
+    step(&mut model, &shape, &rows, &[]);
     let failed = model
         .embed_nothing(3)
         .and_then(|()| model.submit(&rows, &[], &[Sample::default()]))

@@ -36,7 +36,7 @@ fn draws_are_as_likely_as_on_the_host() {
     let shape = Shape { hidden: 96, vocab: 136, ..Shape::default() };
     let mut model = load(&shape, &device);
     let row = Prompt::new(&shape, 1, 1).row(0);
-    step(&mut model, &shape, &[row]);
+    step(&mut model, &shape, &[row], &[]);
     let logits = model.last_logits(1);
     let likeliest = crate::sample::argmax(&logits);
     let (repeated, biases) = (vec![likeliest, 3, 4], vec![(5, 4.0), (likeliest, -2.0)]);
@@ -98,7 +98,7 @@ fn log_probabilities_are_those_of_the_host() {
     let mut model = load(&shape, &device);
     let prompt = Prompt::new(&shape, 1, 40);
     let rows: Vec<Row> = (0..40).map(|at| prompt.row(at)).collect();
-    step(&mut model, &shape, &rows);
+    step(&mut model, &shape, &rows, &[]);
     let logits = model.last_logits(rows.len());
     let likeliest = crate::sample::argmax(&logits);
     let (repeated, biases) = (vec![3, likeliest, 130], vec![(5, 4.0), (likeliest, -2.0)]);

@@ -1,10 +1,10 @@
 //! Rows that attend together to pages that their contexts begin with: each has the bits that it has alone.
 
 use super::{PAGE_POSITIONS, device, wide};
+use crate::Threads;
 use crate::conformance::model::Shape;
 use crate::cuda::{CudaDevice, CudaModel, StepLimits};
-use crate::{Threads, sample};
-use glinthawk_flight::{Row, Sample};
+use glinthawk_flight::Row;
 use std::sync::Arc;
 
 const PROMPTS: u32 = 100;
@@ -61,14 +61,8 @@ fn load(shape: &Shape, device: &CudaDevice) -> CudaModel {
 
 /// Logits of all rows of one step, as bits.
 fn step(model: &mut CudaModel, shape: &Shape, rows: &[Row], bound: &[Row]) -> Vec<Vec<u32>> {
-    let samples: Vec<Sample> =
-        (0..rows.len() as u32).map(|row| Sample { row, ..Sample::default() }).collect();
-    model.submit(rows, bound, &samples).unwrap();
-    let picked = model.tokens().unwrap().tokens;
-    let logits = model.last_logits(rows.len());
-    assert_eq!(picked[0].token, sample::argmax(&logits[..shape.vocab]), "the likeliest token");
-    let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect();
-    logits.chunks_exact(shape.vocab).map(bits).collect()
+    let bits = |logits: &Vec<f32>| logits.iter().map(|logit| logit.to_bits()).collect();
+    super::step(model, shape, rows, bound).iter().map(bits).collect()
 }
 
 fn check(shape: &Shape, device: &CudaDevice, common: u32) {
