@@ -32,12 +32,12 @@ requests() {
     }'
 }
 
-# run INPUT OPTION...: leaves statistics in FOLDER/stats.json.
+# run INPUT OPTION...: leaves statistics in FOLDER/stats.json. Without drafts: prompts without meaning are too easily guessed.
 run() {
     local input=$1
     shift
     # Words of GLINTHAWK_PREFIX, such as taskset -c 0, come before it.
-    if ! ${GLINTHAWK_PREFIX:-} "$GLINTHAWK" run "$input" -o "$FOLDER/out.jsonl" --overwrite --stats "$FOLDER/stats.json" "$@" \
+    if ! ${GLINTHAWK_PREFIX:-} "$GLINTHAWK" run "$input" -o "$FOLDER/out.jsonl" --overwrite --no-drafts --stats "$FOLDER/stats.json" "$@" \
         2> "$FOLDER/log"; then
         cat "$FOLDER/log" >&2
         return 1

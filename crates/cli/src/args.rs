@@ -153,6 +153,9 @@ pub struct ClusterArgs {
     /// comparison)
     #[arg(long)]
     pub no_prefix_sharing: bool,
+    /// Compute no token before it is known to come next (for comparison)
+    #[arg(long)]
+    pub no_drafts: bool,
     /// Write every node's timeline to this file, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE.json")]
     pub trace: Option<PathBuf>,
@@ -491,6 +494,7 @@ impl EngineArgs {
             context_max: self.max_context,
             whole_flights: false,
             sharing: true,
+            drafts: true,
             trace: false,
         }
     }
@@ -520,6 +524,7 @@ impl RunArgs {
             },
             whole_flights: cluster.merge == MergeArg::Flights,
             sharing: !cluster.no_prefix_sharing,
+            drafts: !cluster.no_drafts,
             trace: cluster.trace.is_some(),
             ..self.engine.specification()
         }
@@ -643,6 +648,10 @@ pub struct BenchArgs {
     /// Runs; the median is reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
+    /// Compute no token before it is known to come next. Prompts without meaning make a model repeat itself, which is
+    /// easily guessed
+    #[arg(long)]
+    pub no_drafts: bool,
     /// The engine's options
     #[command(flatten)]
     pub engine: EngineArgs,

@@ -9,7 +9,7 @@ use glinthawk_cluster::Crowd;
 use glinthawk_compute::Threads;
 use glinthawk_compute::bench::operations_per_second;
 use glinthawk_launch::{
-    Expected, FixedJob, Opened, Outlook, Resolved, launch, tell_damaged_profiles,
+    Expected, FixedJob, Opened, Outlook, Resolved, Specification, launch, tell_damaged_profiles,
 };
 use glinthawk_plan::Shape;
 use std::io::Write;
@@ -24,7 +24,7 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if args.prefix > args.input {
         bail!("--prefix {} is longer than --input {}", args.prefix, args.input);
     }
-    let specification = args.engine.specification();
+    let specification = Specification { drafts: !args.no_drafts, ..args.engine.specification() };
     let opened = with_bars(|tell| Opened::open(&specification, tell))?;
     with_bars(|tell| tell_damaged_profiles(opened.model.config(), tell));
     let crowd = Crowd {
@@ -92,7 +92,11 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         Expected::alike(&job).and_then(|expected| Outlook::of(&expected, &opened, &resolved, None));
     if let Some(Outlook { source, tokens_per_second, .. }) = outlook {
         let off = 100.0 * (tokens_per_second / rate - 1.0);
-        writeln!(out, "forecast from {source}: {tokens_per_second:.0} tokens/s, {off:+.1}%")?;
+        let drafts = if args.no_drafts { "" } else { ", which knows no drafts" };
+        writeln!(
+            out,
+            "forecast from {source}{drafts}: {tokens_per_second:.0} tokens/s, {off:+.1}%"
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }

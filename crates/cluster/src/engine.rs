@@ -387,6 +387,7 @@ mod tests {
             whole_flights: false,
             shares_cores: false,
             sharing: true,
+            drafts: None,
         };
         let setting = Setting {
             model: String::new(),

@@ -110,6 +110,8 @@ pub struct Layout {
     pub shares_cores: bool,
     /// Whether prompts that begin with the same tokens share the pages of those.
     pub sharing: bool,
+    /// How many rows Tier 1 computes while it reads the weights, if tokens that may come next have rows of their own.
+    pub drafts: Option<u32>,
 }
 
 impl Layout {
@@ -344,6 +346,7 @@ impl Layout {
             merge: self.merge(),
             nodes_apart: self.tier2 > 0 || self.pipelines > 1,
             run_ahead: false,
+            drafts: self.drafts,
             sharing: self.sharing,
         }
     }
@@ -371,6 +374,7 @@ mod tests {
             whole_flights: false,
             shares_cores: false,
             sharing: true,
+            drafts: None,
         }
     }
 

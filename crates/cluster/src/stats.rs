@@ -62,6 +62,10 @@ pub struct RunStats {
     pub generated_tokens_per_second: f64,
     /// Prompt tokens that were not computed, because other prompts began with the same ones.
     pub prompt_tokens_shared: u64,
+    /// Tokens that were computed before it was known that they come next.
+    pub tokens_drafted: u64,
+    /// Those of them that did.
+    pub drafts_right: u64,
     /// Rows in a Tier-1 batch, on average.
     pub tier1_batch_rows_mean: f64,
     /// Rows in a Tier-1 batch, at most.
@@ -215,6 +219,8 @@ impl RunStats {
             prompt_tokens: dispatcher.prompt_tokens,
             generated_tokens: dispatcher.generated_tokens,
             prompt_tokens_shared: dispatcher.shared,
+            tokens_drafted: dispatcher.drafted,
+            drafts_right: dispatcher.drafts_right,
             tokens_per_second: ratio(tokens as f64, wall_s),
             generated_tokens_per_second: ratio(dispatcher.generated_tokens as f64, wall_s),
             tier1_batch_rows_mean: ratio(rows as f64, batches as f64),

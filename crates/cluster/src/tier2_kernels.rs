@@ -5,7 +5,7 @@ use crate::meter::{Batch, Meter};
 use crate::payload::{Activations, Payload};
 use crate::report::NodeReport;
 use glinthawk_compute::{AttendRow, Backend, ComputeError, ContextKernels};
-use glinthawk_protocol::{Compute, Row, Tier2Work};
+use glinthawk_protocol::{Compute, DRAFTS_MAX, Row, Tier2Work};
 use std::time::Instant;
 
 /// A lane's pages and attention.
@@ -74,20 +74,21 @@ impl<B: Backend> Tier2Kernels<B> {
     }
 }
 
-/// Rows to attend. Only the last row of a prompt can end in a token, so nobody asks for more than that after the model's
-/// last attention.
+/// Rows to attend. Of a prompt's rows, only the last can end in a token, or all of them if they are drafts and the row
+/// before those. So nobody asks for the others of many after the model's last attention.
 fn asked_rows(rows: &[Row], is_last_layer: bool) -> Vec<AttendRow> {
-    let goes_on = |index: usize| {
-        let next = rows.get(index + 1);
-        next.is_some_and(|next| {
-            (next.slot, next.position) == (rows[index].slot, rows[index].position + 1)
-        })
-    };
-    let row = |(index, row): (usize, &Row)| {
-        let Row { slot, position, .. } = *row;
-        AttendRow { slot, position, asked: !(is_last_layer && goes_on(index)) }
-    };
-    rows.iter().enumerate().map(row).collect()
+    let follows =
+        |before: &Row, row: &Row| (before.slot, before.position + 1) == (row.slot, row.position);
+    let mut asked = Vec::with_capacity(rows.len());
+    for prompt in rows.chunk_by(follows) {
+        let are_few = prompt.len() <= 1 + DRAFTS_MAX;
+        asked.extend(prompt.iter().enumerate().map(|(index, row)| AttendRow {
+            slot: row.slot,
+            position: row.position,
+            asked: !is_last_layer || are_few || index + 1 == prompt.len(),
+        }));
+    }
+    asked
 }
 
 impl<B: Backend> Compute<Tier2Work<Payload<B::Buffer>>> for Tier2Kernels<B> {
@@ -110,10 +111,16 @@ mod tests {
 
     #[test]
     fn after_the_last_layer_only_last_rows_of_prompts_are_asked_for() {
-        let places = [(3, 7), (3, 8), (3, 9), (1, 0), (2, 9), (2, 11), (4, 5), (5, 6)];
-        let rows = places.map(|(slot, position)| Row { slot, position, page: 0, token: 0 });
+        let places = |slot, positions: std::ops::Range<u32>| {
+            positions.map(move |position| Row { slot, position, page: 0, token: 0 })
+        };
+        let many = 1 + DRAFTS_MAX as u32 + 1;
+        let rows: Vec<Row> =
+            places(3, 7..7 + many).chain(places(1, 0..1)).chain(places(2, 9..8 + many)).collect();
         let asked = |last| asked_rows(&rows, last).iter().map(|row| row.asked).collect::<Vec<_>>();
-        assert_eq!(asked(false), [true; 8]);
-        assert_eq!(asked(true), [false, false, true, true, true, true, true, true]);
+        assert!(asked(false).iter().all(|asked| *asked));
+        let (first, others) = (&asked(true)[..many as usize], &asked(true)[many as usize..]);
+        assert!(first.iter().rev().skip(1).all(|asked| !asked) && first[many as usize - 1]);
+        assert_eq!(others, vec![true; many as usize], "a row alone, and what may be drafts");
     }
 }

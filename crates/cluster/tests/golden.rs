@@ -249,6 +249,7 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
         whole_flights: false,
         shares_cores: false,
         sharing: true,
+        drafts: Some(1000),
     };
     let kernels = Kernels { isa: Isa::detect(), threads: 2 };
     let pages = layout.pages(model.config(), (0, 0), 128 << 20).expect("a context fits");

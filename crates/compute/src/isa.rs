@@ -70,6 +70,17 @@ impl Isa {
         known.ok_or_else(|| ComputeError::IsaUnknown { name: kind.to_owned() })
     }
 
+    /// Rows whose products take about as long as reading the weights, on one core.
+    pub fn rows_per_reading(self) -> u32 {
+        match self {
+            Isa::Portable => 1,
+            Isa::Avx2 => 4,
+            Isa::Avx512 => 10,
+            Isa::Avx512Bf16 => 8,
+            Isa::Amx => 90,
+        }
+    }
+
     /// Positions that a page of contexts may have on this path, the best first.
     pub fn page_positions(self) -> &'static [u32] {
         match self {

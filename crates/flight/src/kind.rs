@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Version of headers, tables, handshake and control messages together.
-pub const PROTOCOL_VERSION: u16 = 15;
+pub const PROTOCOL_VERSION: u16 = 16;
 
 /// What a message is. The number is its byte on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

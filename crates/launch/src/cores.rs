@@ -341,6 +341,7 @@ mod tests {
             whole_flights: false,
             shares_cores: false,
             sharing: true,
+            drafts: None,
         }
     }
 

@@ -103,6 +103,7 @@ mod tests {
             whole_flights: false,
             shares_cores: false,
             sharing: true,
+            drafts: None,
         };
         let memory_bytes = memory_mib << 20;
         let worker = |tier| Offered { tier, threads: 2, memory_bytes, has_gpu: false };

@@ -108,6 +108,7 @@ fn steps(
         batch: Some(ROWS),
         context_memory_bytes: Some(contexts_bytes),
         context_max: Some(CONTEXT_MAX.min(config.context_max as u32)),
+        drafts: false,
         ..Specification::new(opened.model.name())
     };
     let resolved = Resolved::new(&specification, opened, Crowd::ONE)?;

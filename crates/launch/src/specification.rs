@@ -49,6 +49,8 @@ pub struct Specification {
     pub whole_flights: bool,
     /// Whether prompts that begin with the same tokens share the context of those.
     pub sharing: bool,
+    /// Whether tokens that may come next are computed beside those that are known, where that pays.
+    pub drafts: bool,
     /// Whether nodes record timelines.
     pub trace: bool,
 }
@@ -105,6 +107,7 @@ impl Specification {
             context_max: None,
             whole_flights: false,
             sharing: true,
+            drafts: true,
             trace: false,
         }
     }

@@ -89,6 +89,7 @@ fn protocol_seconds(configuration: &Configuration, steps: u32) -> f64 {
             merge: Merge::Ready,
             nodes_apart: true,
             run_ahead: false,
+            drafts: None,
             sharing: false,
         },
         faults: Vec::new(),

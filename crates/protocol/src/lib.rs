@@ -17,8 +17,8 @@ pub mod virtual_time;
 mod watch;
 
 pub use dispatcher::{
-    Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats, LaneShape,
-    OVERSUBSCRIPTION, PromptStanding, Rejection, lane_flights, lane_pages, page_hashes,
+    DRAFTS_MAX, Dispatcher, DispatcherAction, DispatcherConfig, DispatcherEvent, DispatcherStats,
+    LaneShape, OVERSUBSCRIPTION, PromptStanding, Rejection, lane_flights, lane_pages, page_hashes,
 };
 pub use driver::{Compute, Driver, Outgoing, Started};
 pub use glinthawk_flight::{

@@ -89,6 +89,7 @@ fn cluster(lane_pages: Vec<u32>, own_lane: Option<LaneShape>) -> SimulatedCluste
             merge: Merge::Ready,
             nodes_apart: true,
             run_ahead: false,
+            drafts: None,
             sharing: false,
         },
         faults: Vec::new(),

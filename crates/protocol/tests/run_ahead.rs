@@ -144,6 +144,7 @@ fn scenario(seed: u64) -> (DispatcherConfig, Vec<(usize, Prompt)>) {
         page_positions: PAGE,
         nodes_apart: false,
         run_ahead: false,
+        drafts: None,
         sharing: false,
     };
     let penalised = random.within(0, 3) == 0;
@@ -217,6 +218,7 @@ fn a_step_is_launched_ahead_of_every_token_but_the_first() {
         page_positions: PAGE,
         nodes_apart: false,
         run_ahead: true,
+        drafts: None,
         sharing: true,
     };
     let prompt = Prompt { tokens: vec![1, 2, 3], tokens_max: 20, ..Prompt::default() };

@@ -13,7 +13,8 @@ use glinthawk_protocol::virtual_time::{
     model, run,
 };
 use glinthawk_protocol::{
-    Completion, DispatcherConfig, Finish, LaneShape, Merge, NodeAddress, Prompt, Sampling, Stage,
+    Completion, DRAFTS_MAX, DispatcherConfig, Finish, LaneShape, Merge, NodeAddress, Prompt,
+    Sampling, Stage,
 };
 use std::collections::BTreeMap;
 use std::panic::catch_unwind;
@@ -120,6 +121,7 @@ fn scenario(random: &mut Random) -> (SimulatedCluster, Vec<(u64, Prompt)>) {
                 [random.within(0, 3) as usize],
             nodes_apart: true,
             run_ahead: false,
+            drafts: (random.within(0, 3) > 0).then(|| random.within(1, 40) as u32),
             sharing: random.within(0, 3) > 0,
         },
         faults: Vec::new(),
@@ -215,6 +217,8 @@ struct Outcome {
     refused: u64,
     stopped: u64,
     shared: u64,
+    drafted: u64,
+    drafts_right: u64,
     waits: u64,
     replaced: u64,
     expired: u64,
@@ -290,6 +294,8 @@ fn check_with(seed: u64, planted: Option<Planted>) -> Outcome {
         refused: report.refused,
         stopped,
         shared: report.stats.shared,
+        drafted: report.stats.drafted,
+        drafts_right: report.stats.drafts_right,
         waits: report.waits,
         replaced: report.replaced,
         expired: report.expired,
@@ -321,11 +327,13 @@ fn check_completion(
         assert!(whole.0.starts_with(reported), "{what}: {reported:?} was reported");
         assert!(reported.len() >= got.0.len(), "{what}: {reported:?} was reported");
     }
-    // A stop that comes at once comes before the next token, a later one perhaps after the last.
+    // A stop that comes at once comes before the next step, a later one perhaps after the last.
     let in_time = watcher.filter(|watcher| watcher.seen < whole.0.len());
+    let drafts = if topology.dispatcher.drafts.is_some() { DRAFTS_MAX } else { 0 };
+    let is_sure = |watcher: Watcher| watcher.after_ns == 0 && watcher.seen + drafts < whole.0.len();
     let cut = in_time.map(|watcher| (whole.0[..watcher.kept].to_vec(), Finish::Stop));
     match (cut, in_time) {
-        (Some(cut), Some(watcher)) if watcher.after_ns == 0 || got != whole => {
+        (Some(cut), Some(watcher)) if is_sure(watcher) || got != whole => {
             assert_eq!(got, cut, "{what}");
             true
         }
@@ -353,7 +361,7 @@ fn every_prompt_gets_exactly_its_completion() {
     }
     let seeds = number_from("GLINTHAWK_SEEDS").unwrap_or(1000);
     let outcomes: Vec<Outcome> = (0..seeds).map(check).collect();
-    let counts: [Count; 14] = [
+    let counts: [Count; 16] = [
         ("was tight enough to preempt", |outcome| outcome.preemptions),
         ("moved a prompt to another flight", |outcome| outcome.regrouped),
         ("launched a shard again", |outcome| outcome.relaunches),
@@ -362,6 +370,8 @@ fn every_prompt_gets_exactly_its_completion() {
         ("had rows that a Tier-2 node refused", |outcome| outcome.refused),
         ("had a prompt that its watcher ended", |outcome| outcome.stopped),
         ("had prompts that shared pages", |outcome| outcome.shared),
+        ("had a draft that was right", |outcome| outcome.drafts_right),
+        ("had a draft that was wrong", |outcome| outcome.drafted - outcome.drafts_right),
         ("had a Tier-1 node wait for the rest of a flight", |outcome| outcome.waits),
         ("had a node that took the place of another", |outcome| outcome.replaced),
         ("closed lanes because nobody came in time", |outcome| outcome.expired),

@@ -307,6 +307,7 @@ fn a_worker_that_dials_its_neighbour_notices_that_the_dispatcher_left() {
         whole_flights: false,
         shares_cores: false,
         sharing: true,
+        drafts: None,
     };
     let model = Model::dummy("tiny").expect("a shape");
     let role = Role {

@@ -12,6 +12,7 @@ mod commands;
 mod common;
 mod dependencies;
 mod devices;
+mod drafts;
 mod folder_support;
 mod fuzzing;
 mod hostile_models;

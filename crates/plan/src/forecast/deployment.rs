@@ -121,6 +121,7 @@ impl Deployment {
             merge: self.merge(),
             nodes_apart: self.tier2 > 0,
             run_ahead: false,
+            drafts: None,
             sharing,
         }
     }

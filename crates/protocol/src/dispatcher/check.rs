@@ -28,6 +28,8 @@ impl Dispatcher {
                     seat.pages.iter().for_each(|page| holders[*page as usize] += 1);
                     let taken = std::mem::replace(&mut slots[seat.slot as usize], true);
                     assert!(!taken, "two prompts have slot {} of lane {lane}", seat.slot);
+                    let at_home = seat.rows_in_air == 0;
+                    assert!(!at_home || seat.drafts.is_empty(), "{id:?} is at home with drafts");
                     seated += 1;
                 }
             }

@@ -64,6 +64,9 @@ pub struct DispatcherConfig {
     /// Whether a shard's next step is launched while one is in the air. Its rows then have tokens that only the nodes
     /// know ([`TOKEN_PENDING`]), and steps come home in the order of their launches, each of them.
     pub run_ahead: bool,
+    /// How many rows take as long as reading the weights, if tokens that may come next have rows of their own; with
+    /// `run_ahead` there are none.
+    pub drafts: Option<u32>,
 }
 
 impl DispatcherConfig {

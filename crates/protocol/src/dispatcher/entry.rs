@@ -1,6 +1,7 @@
 //! A prompt inside the dispatcher: its tokens, what is computed, and the context it holds.
 
 use super::Rank;
+use super::drafts::DRAFTS_MAX;
 use super::pages::BEGINNING;
 use crate::prompt::{Biases, Completion, Finish, Prompt, PromptId};
 use glinthawk_flight::{Generated, Row, Sample, ShardId, TOKEN_PENDING};
@@ -21,6 +22,8 @@ pub(super) struct Seat {
     pub told: u32,
     /// Rows in the air; 0 when the prompt is home.
     pub rows_in_air: u32,
+    /// Tokens that may come next. The last rows in the air are theirs.
+    pub drafts: Vec<u32>,
     /// Tokens that steps in the air will pick.
     pub tokens_in_air: u32,
 }
@@ -36,6 +39,7 @@ impl Seat {
             published_name: BEGINNING,
             told: 0,
             rows_in_air: 0,
+            drafts: Vec::new(),
             tokens_in_air: 0,
         }
     }
@@ -96,11 +100,29 @@ impl Entry {
     fn token(&self, position: u32) -> u32 {
         let position = position as usize;
         let given = self.prompt.tokens.len();
+        let drafts = self.seat.as_ref().map_or(&[][..], |seat| &seat.drafts);
         if position < given {
             self.prompt.tokens[position]
+        } else if let Some(generated) = self.generated.get(position - given) {
+            generated.token
         } else {
-            self.generated.get(position - given).map_or(TOKEN_PENDING, |generated| generated.token)
+            let ahead = position - given - self.generated.len();
+            drafts.get(ahead).copied().unwrap_or(TOKEN_PENDING)
         }
+    }
+
+    /// The last tokens before a position, up to `count` of them.
+    pub(super) fn tokens_before(&self, position: u32, count: usize) -> Vec<u32> {
+        (position.saturating_sub(count as u32)..position).map(|place| self.token(place)).collect()
+    }
+
+    /// Drafts that the next step has room for at most. Who looks back at its tokens has none: each is picked by those
+    /// before it.
+    pub(super) fn drafts_max(&self) -> u32 {
+        if self.looks_back() || self.rows_wanted() != 1 || self.generated.is_empty() {
+            return 0;
+        }
+        (self.prompt.tokens_max - self.generated.len() as u32 - 1).min(DRAFTS_MAX as u32)
     }
 
     /// Whether how a token is picked depends on the tokens before it.
@@ -164,16 +186,17 @@ impl Entry {
         })
     }
 
-    /// How the last token in the air is picked, from row `row` of the launch.
-    pub(super) fn sample(&self, row: u32) -> Sample {
+    /// How the last `count` tokens in the air are picked, the first of them from row `row` of the launch.
+    pub(super) fn samples(&self, count: u32, row: u32) -> impl Iterator<Item = Sample> {
         let tokens_in_air = self.seat.as_ref().map_or(0, |seat| seat.tokens_in_air);
-        Sample {
-            row,
-            position: self.len() + tokens_in_air - 1,
+        let position = self.len() + tokens_in_air - count;
+        (0..count).map(move |number| Sample {
+            row: row + number,
+            position: position + number,
             sampling: self.prompt.sampling.clone(),
             repeated: self.repeated(),
             biases: self.biases(),
-        }
+        })
     }
 
     fn repeated(&self) -> Vec<u32> {

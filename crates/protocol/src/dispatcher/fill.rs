@@ -1,5 +1,6 @@
 //! Filling the shards that are home: decode rows first, then prefill of the seated, then newcomers.
 
+use super::drafts::LOOK_MAX;
 use super::entry::{Entry, Seat};
 use super::need::{Need, Needs};
 use super::newcomers::{Manifest, Manifests, Newcomer};
@@ -72,8 +73,53 @@ impl Dispatcher {
         let seated = self.shards[&shard].seated.clone();
         let (generating, prefilling): (Vec<_>, Vec<_>) =
             seated.into_iter().partition(|id| self.entries[id].rows_wanted() == 1);
-        for id in generating.into_iter().chain(prefilling) {
+        for id in &generating {
+            self.plan_rows(*id, shard, manifests);
+        }
+        self.plan_drafts(&generating, shard, !prefilling.is_empty(), manifests);
+        for id in prefilling {
             self.plan_rows(id, shard, manifests);
+        }
+    }
+
+    /// Gives prompts that generate rows for what may come next, where that is worth its rows and needs nobody's memory.
+    fn plan_drafts(
+        &mut self,
+        generating: &[PromptId],
+        shard: ShardId,
+        goes_on: bool,
+        manifests: &mut Manifests,
+    ) {
+        let Some((guesses, costs)) = &self.guesses else { return };
+        let manifest = manifests.get_mut(&shard).expect("the shard is being planned");
+        let batch = self.config.lane_shape(shard.lane).batch;
+        let is_filled = goes_on || !self.queue.is_empty();
+        for (id, count) in &mut manifest.prompts {
+            let entry = self.entries.get_mut(id).expect("planned prompts have an entry");
+            let most = entry.drafts_max().min(batch - manifest.rows);
+            if most == 0 {
+                continue;
+            }
+            let known = entry.len();
+            // What it shares is read for others anyway.
+            let read = known.saturating_sub(entry.shared);
+            let worth = costs.worth(read, if is_filled { batch } else { manifest.rows });
+            let mut before = entry.tokens_before(known, LOOK_MAX);
+            let drafts = guesses.draft(&mut before, most as usize, worth);
+            let pages = &mut self.lanes[shard.lane as usize].pages;
+            let seat = entry.seat.as_mut().expect("planned prompts are seated");
+            for draft in drafts {
+                let positions = known + seat.drafts.len() as u32 + 1;
+                if pages_for(positions, self.config.page_positions) > seat.pages.len() as u32 {
+                    // Each prompt may want one soon.
+                    let spare = pages.available() as usize > generating.len();
+                    let Some(page) = spare.then(|| pages.take()).flatten() else { break };
+                    seat.pages.push(page);
+                }
+                seat.drafts.push(draft);
+                *count += 1;
+                manifest.rows += 1;
+            }
         }
     }
 
@@ -235,11 +281,13 @@ impl Dispatcher {
         let mut aboard = Vec::with_capacity(manifest.prompts.len());
         for (id, count) in manifest.prompts {
             let entry = self.entries.get_mut(&id).expect("planned prompts have an entry");
-            let sampled = count == entry.rows_wanted();
+            let wanted = entry.rows_wanted();
             let seat = entry.seat.as_mut().expect("planned prompts are seated");
+            let drafts = seat.drafts.len() as u32;
+            let samples = if count == wanted + drafts { 1 + drafts } else { 0 };
             seat.rows_in_air += count;
-            seat.tokens_in_air += u32::from(sampled);
-            aboard.push((id, count, sampled));
+            seat.tokens_in_air += samples;
+            aboard.push((id, count, samples));
         }
         let state = self.shards.get_mut(&shard).expect("exists");
         match state.in_air {
@@ -260,13 +308,11 @@ impl Dispatcher {
         let mut rows = Vec::with_capacity(rows_aboard as usize);
         let (mut shared, mut samples) = (Vec::new(), Vec::new());
         let pages = &self.lanes[shard.lane as usize].pages;
-        for &(id, count, sampled) in aboard {
+        for &(id, count, sampled_rows) in aboard {
             let entry = &self.entries[&id];
             shared.extend(entry.untold(count, self.config.page_positions));
             rows.extend(entry.rows(count, self.config.page_positions));
-            if sampled {
-                samples.push(entry.sample(rows.len() as u32 - 1));
-            }
+            samples.extend(entry.samples(sampled_rows, rows.len() as u32 - sampled_rows));
         }
         let is_private = |row: &Row| pages.is_private(row.page);
         assert!(!self.config.sharing || rows.iter().all(is_private), "a shared page is written");

@@ -96,6 +96,7 @@ mod tests {
             sharing: false,
             nodes_apart: true,
             run_ahead: false,
+            drafts: None,
         });
         for _ in 0..prompts {
             let prompt = Prompt { tokens: vec![1; 64], tokens_max: 30, ..Prompt::default() };

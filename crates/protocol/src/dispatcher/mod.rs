@@ -4,6 +4,7 @@
 
 mod check;
 mod config;
+mod drafts;
 mod entry;
 mod fill;
 mod flights;
@@ -15,12 +16,14 @@ mod sharing;
 mod stragglers;
 
 pub use config::{DispatcherConfig, LaneShape, OVERSUBSCRIPTION, lane_flights};
+pub use drafts::DRAFTS_MAX;
 pub use pages::lane_pages;
 pub use sharing::page_hashes;
 
 use crate::histogram::Histogram;
 use crate::message::{Home, Launch};
 use crate::prompt::{Completion, Finish, Prompt, PromptId};
+use drafts::{DraftCosts, Guesses, LOOK_MAX};
 use entry::Entry;
 #[cfg(doc)]
 use glinthawk_flight::TOKEN_PENDING;
@@ -110,6 +113,10 @@ pub struct DispatcherStats {
     pub shared: u64,
     /// Tokens generated, for finished and unfinished prompts.
     pub sampled: u64,
+    /// Tokens that were drafted, and how many of them were right: each of those saved a step of its prompt.
+    pub drafted: u64,
+    /// See above.
+    pub drafts_right: u64,
     /// Rows that came home, of finished and unfinished prompts.
     pub rows_computed: u64,
     /// Prompts whose context was dropped because pages ran out, or because a faster lane was free, to be recomputed.
@@ -141,8 +148,8 @@ pub struct PromptStanding {
     pub generated_max: u32,
 }
 
-/// Prompts with rows in a launch, with the number of rows and whether the last of them is sampled.
-type Aboard = Vec<(PromptId, u32, bool)>;
+/// Prompts with rows in a launch, with the number of rows and how many of the last ones end in a token.
+type Aboard = Vec<(PromptId, u32, u32)>;
 
 /// A flight's part on one lane.
 #[derive(Default)]
@@ -193,6 +200,8 @@ pub struct Dispatcher {
     queue: BTreeSet<Rank>,
     shards: BTreeMap<ShardId, ShardState>,
     lanes: Vec<Lane>,
+    /// Where tokens are drafted.
+    guesses: Option<(Guesses, DraftCosts)>,
     submitted: u64,
     /// When something happened last.
     now_ns: u64,
@@ -219,9 +228,13 @@ impl Dispatcher {
             .flat_map(|lane| config.flights_of(lane).map(move |flight| ShardId { flight, lane }))
             .map(|shard| (shard, ShardState::default()))
             .collect();
+        let costs = |rows| DraftCosts::new(config.weights_positions, rows);
+        let drafts = config.drafts.filter(|_| !config.run_ahead);
+        let guesses = drafts.map(|rows| (Guesses::new(), costs(rows)));
         Self {
             config,
             context_max,
+            guesses,
             entries: HashMap::new(),
             queue: BTreeSet::new(),
             shards,
@@ -352,46 +365,69 @@ impl Dispatcher {
         let mean_ns = (before_ns * (STEPS_AVERAGED - 1) + took_ns) / STEPS_AVERAGED;
         *step_ns = Some(mean_ns.min(took_ns));
         self.weigh(home.step.shard.lane);
-        let sampled = aboard.iter().filter(|(_, _, sampled)| *sampled).count();
+        let samples: u32 = aboard.iter().map(|(_, _, samples)| samples).sum();
         assert_eq!(
-            sampled,
+            samples as usize,
             home.tokens.len(),
             "a step of {:?} came home with other samples",
             home.step
         );
         let mut tokens = home.tokens.into_iter();
         let page_positions = self.config.page_positions;
-        for (id, rows, sampled) in aboard {
+        for (id, rows, samples) in aboard {
             let entry =
                 self.entries.get_mut(&id).expect("a prompt aboard is kept until it is home");
             let seat = entry.seat.as_mut().expect("a prompt aboard is seated");
             self.stats.rows_computed += u64::from(rows);
-            let again = entry.reached.clamp(seat.computed, seat.computed + rows) - seat.computed;
+            let drafts = std::mem::take(&mut seat.drafts);
+            let mut picked: Vec<Generated> = tokens.by_ref().take(samples as usize).collect();
+            let right =
+                drafts.iter().zip(&picked).take_while(|(draft, picked)| **draft == picked.token);
+            let right = right.count();
+            // What was picked after a wrong draft is of no use, and its row is computed again.
+            picked.truncate(right + 1);
+            let stored = rows - (samples - picked.len() as u32);
+            self.stats.drafted += drafts.len() as u64;
+            self.stats.drafts_right += right as u64;
+            let again = entry.reached.clamp(seat.computed, seat.computed + stored) - seat.computed;
             self.stats.rows_recomputed += u64::from(again);
-            seat.computed += rows;
+            let given = entry.prompt.tokens.len() as u32;
+            let news = entry.reached.max(seat.computed).min(given);
+            seat.computed += stored;
             seat.told = pages_for(seat.computed, page_positions);
             seat.rows_in_air -= rows;
-            seat.tokens_in_air -= u32::from(sampled);
+            seat.tokens_in_air -= samples;
             let in_air = seat.rows_in_air > 0;
+            let news = news..seat.computed.min(given);
             entry.reached = entry.reached.max(seat.computed);
             let lane = &mut self.lanes[home.step.shard.lane as usize];
             sharing::publish(entry, id, lane, page_positions);
             let seat = entry.seat.as_ref().expect("it is still seated");
-            let prefilled = seat.computed.min(entry.prompt.tokens.len() as u32);
+            let prefilled = seat.computed.min(given);
             self.stats.prefilled += u64::from(prefilled.saturating_sub(entry.prefilled));
             entry.prefilled = entry.prefilled.max(prefilled);
             let stopped = entry.stop_after.map(|_| (Finish::Stop, now_ns));
             let mut over = entry.over.or(stopped);
-            if sampled {
-                let generated = tokens.next().expect("counted above");
-                if over.is_none() && generated.token == TOKEN_NONE {
+            if let Some((guesses, _)) = &mut self.guesses {
+                for position in news {
+                    guesses.learn(&entry.tokens_before(position + 1, LOOK_MAX + 1), false);
+                }
+            }
+            for generated in picked {
+                if over.is_some() {
+                    break;
+                }
+                if generated.token == TOKEN_NONE {
                     over = Some((Finish::NoToken, now_ns));
-                } else if over.is_none() {
-                    if entry.prompt.watched {
-                        actions.push(DispatcherAction::Token(id, generated.clone()));
-                    }
-                    self.stats.sampled += 1;
-                    over = entry.push(generated, now_ns).map(|finish| (finish, now_ns));
+                    break;
+                }
+                if entry.prompt.watched {
+                    actions.push(DispatcherAction::Token(id, generated.clone()));
+                }
+                self.stats.sampled += 1;
+                over = entry.push(generated, now_ns).map(|finish| (finish, now_ns));
+                if let Some((guesses, _)) = &mut self.guesses {
+                    guesses.learn(&entry.tokens_before(entry.len(), LOOK_MAX + 1), true);
                 }
             }
             match over {

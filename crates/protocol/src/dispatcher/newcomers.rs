@@ -251,6 +251,7 @@ mod tests {
             sharing: true,
             nodes_apart: false,
             run_ahead: false,
+            drafts: None,
         });
         let mut prompts = (0..).zip(texts).map(|(number, &text)| prompt(text, number));
         let (mut passed, mut waiting) = (BTreeMap::new(), BTreeSet::new());

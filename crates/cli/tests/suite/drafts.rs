@@ -1,0 +1,69 @@
+//! Tokens that may come next are computed beside those that are known, and nothing of it shows in answers.
+
+use crate::common::Case;
+use glinthawk_compute::Isa;
+use serde_json::Value;
+use std::fmt::Write;
+
+/// Requests whose answers repeat themselves, because the model is small and has random weights: some greedy, some not,
+/// some with penalties, log-probabilities, stop strings or several choices.
+fn requests() -> String {
+    let kinds = [
+        r#""temperature":0"#,
+        r#""temperature":0,"logprobs":3"#,
+        r#""temperature":0,"stop":["aa","q","zz"]"#,
+        r#""temperature":0.05,"n":2"#,
+        r#""temperature":0,"repetition_penalty":1.3"#,
+        r#""temperature":0.3,"frequency_penalty":0.2"#,
+    ];
+    (0..24).fold(String::new(), |mut lines, number| {
+        let (kind, ending) = (kinds[number % kinds.len()], number % 4 > 0);
+        let _ = writeln!(
+            lines,
+            r#"{{"custom_id":"{number}","prompt":"what comes after {}?","max_tokens":{},{kind},"seed":{number},"ignore_eos":{ending}}}"#,
+            number / 4,
+            20 + number * 4
+        );
+        lines
+    })
+}
+
+fn run(case: &Case, options: &[&str]) -> (Vec<String>, Value) {
+    let always = ["--overwrite", "--max-context", "192"];
+    let (finished, stats) = case.run_with_stats(&[&always, options].concat());
+    finished.expect(0);
+    (case.results(), stats)
+}
+
+#[test]
+fn answers_are_the_same_with_and_without_drafts() {
+    let case = Case::new(requests());
+    let (expected, stats) = run(&case, &["--no-drafts", "--context-memory", "64MiB"]);
+    assert_eq!((&stats["tokens_drafted"], &stats["drafts_right"]), (&0.into(), &0.into()));
+    let isas = Isa::available().into_iter().filter(|isa| *isa > Isa::Portable);
+    let settings = [
+        "--threads 1 --batch 6",
+        "--threads 2 --chunk 7",
+        "--batch 5 --chunk 1 --no-prefix-sharing",
+        "--batch 6 --context-type int8",
+        "--batch 6 --tier1 1 --tier2 2",
+        "--batch 6 --tier1 2 --tier2 1 --hybrid",
+        "--batch 6 --tier1 1 --tier2 2 --context-memory 100KiB",
+    ];
+    let isas = isas.map(|isa| format!("--isa {} --batch 6", isa.name()));
+    for setting in settings.map(str::to_owned).into_iter().chain(isas) {
+        let options: Vec<&str> = setting.split(' ').collect();
+        let own = options.contains(&"--context-type") || options.contains(&"--isa");
+        let without = [&options[..], &["--no-drafts"]].concat();
+        let expected = if own { run(&case, &without).0 } else { expected.clone() };
+        let (results, stats) = run(&case, &options);
+        assert!(results == expected, "{setting}: other answers than without drafts");
+        let count = |field: &str| stats[field].as_u64().expect("a count");
+        let (drafted, right) = (count("tokens_drafted"), count("drafts_right"));
+        println!("{setting}: {right} of {drafted} drafts were right");
+        // Simpler paths compute a row nearly as fast as they read the weights, so that hardly a draft is worth it.
+        if Isa::detect() >= Isa::Avx512 && !setting.contains("--isa") {
+            assert!(right > 20 && drafted > right, "{setting}: {right} of {drafted} were right");
+        }
+    }
+}
