@@ -72,10 +72,13 @@ impl Engine {
         lane_pages: Vec<u32>,
         setting: Setting,
     ) -> Self {
+        // Contexts on cores are read slowly enough for drafts.
+        let drafts = layout.drafts.filter(|_| setting.backend == "cpu");
         Self {
             setting,
             dispatcher: Dispatcher::new(DispatcherConfig {
                 run_ahead: fabric.runs_ahead(),
+                drafts,
                 ..layout.dispatcher(model, lane_pages)
             }),
             fabric,

@@ -110,8 +110,7 @@ impl Resolved {
             whole_flights: specification.whole_flights,
             shares_cores: false,
             sharing: specification.sharing,
-            // Contexts on cores are read slowly enough for drafts. GPUs run ahead instead.
-            drafts: (specification.drafts && !opened.has_gpu()).then(|| isa.rows_per_reading()),
+            drafts: specification.drafts.then(|| isa.rows_per_reading()),
         };
         let wanted = specification.context_memory_bytes;
         let memory_bytes = match (&opened.device, wanted) {

@@ -13,8 +13,7 @@ use glinthawk_protocol::virtual_time::{
     model, run,
 };
 use glinthawk_protocol::{
-    Completion, DRAFTS_MAX, DispatcherConfig, Finish, LaneShape, Merge, NodeAddress, Prompt,
-    Sampling, Stage,
+    Completion, DispatcherConfig, Finish, LaneShape, Merge, NodeAddress, Prompt, Sampling, Stage,
 };
 use std::collections::BTreeMap;
 use std::panic::catch_unwind;
@@ -327,13 +326,11 @@ fn check_completion(
         assert!(whole.0.starts_with(reported), "{what}: {reported:?} was reported");
         assert!(reported.len() >= got.0.len(), "{what}: {reported:?} was reported");
     }
-    // A stop that comes at once comes before the next step, a later one perhaps after the last.
+    // A stop that comes at once comes before the last token, a later one perhaps after it.
     let in_time = watcher.filter(|watcher| watcher.seen < whole.0.len());
-    let drafts = if topology.dispatcher.drafts.is_some() { DRAFTS_MAX } else { 0 };
-    let is_sure = |watcher: Watcher| watcher.after_ns == 0 && watcher.seen + drafts < whole.0.len();
     let cut = in_time.map(|watcher| (whole.0[..watcher.kept].to_vec(), Finish::Stop));
     match (cut, in_time) {
-        (Some(cut), Some(watcher)) if is_sure(watcher) || got != whole => {
+        (Some(cut), Some(watcher)) if watcher.after_ns == 0 || got != whole => {
             assert_eq!(got, cut, "{what}");
             true
         }

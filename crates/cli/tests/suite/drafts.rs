@@ -40,6 +40,7 @@ fn answers_are_the_same_with_and_without_drafts() {
     let case = Case::new(requests());
     let (expected, stats) = run(&case, &["--no-drafts", "--context-memory", "64MiB"]);
     assert_eq!((&stats["tokens_drafted"], &stats["drafts_right"]), (&0.into(), &0.into()));
+    let generated = stats["generated_tokens"].clone();
     let isas = Isa::available().into_iter().filter(|isa| *isa > Isa::Portable);
     let settings = [
         "--threads 1 --batch 6",
@@ -55,9 +56,19 @@ fn answers_are_the_same_with_and_without_drafts() {
         let options: Vec<&str> = setting.split(' ').collect();
         let own = options.contains(&"--context-type") || options.contains(&"--isa");
         let without = [&options[..], &["--no-drafts"]].concat();
-        let expected = if own { run(&case, &without).0 } else { expected.clone() };
+        let (expected, generated) = match own {
+            true => {
+                let (expected, stats) = run(&case, &without);
+                (expected, stats["generated_tokens"].clone())
+            }
+            false => (expected.clone(), generated.clone()),
+        };
         let (results, stats) = run(&case, &options);
         assert!(results == expected, "{setting}: other answers than without drafts");
+        assert_eq!(
+            stats["generated_tokens"], generated,
+            "{setting}: nothing is generated for nothing"
+        );
         let count = |field: &str| stats[field].as_u64().expect("a count");
         let (drafted, right) = (count("tokens_drafted"), count("drafts_right"));
         println!("{setting}: {right} of {drafted} drafts were right");

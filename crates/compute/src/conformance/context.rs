@@ -316,6 +316,29 @@ fn leftovers_of_another_prompt_do_no_harm() {
 }
 
 #[test]
+fn what_is_stored_again_forgets_what_stood_behind_it() {
+    let cases = of_every_type(vec![Shape { heads: 6, kv_heads: 2, ..Shape::default() }]);
+    for (shape, isa) in cases.iter().flat_map(on_every_path) {
+        let shape = &shape;
+        let prompt = Prompt::new(shape, 1, 50, 1);
+        let mut clean = shape.context(isa, 1, prompt.pages.len() + 1);
+        let expected = attend_in_chunks(&mut clean, shape, &prompt, 50, 50);
+        for first in 9..36 {
+            let mut context = shape.context(isa, 1, prompt.pages.len() + 1);
+            attend_in_chunks(&mut context, shape, &prompt, first, 7);
+            // A row, and four behind it that turn out to be of other tokens.
+            let rows: Vec<_> = (first..first + 5).map(|position| (&prompt, position)).collect();
+            attend_changed(&mut context, shape, &rows, |_| true, |position| position > first + 1);
+            for position in first + 1..first + 6 {
+                let found = attend(&mut context, shape, &[(&prompt, position)]);
+                let what = format!("{isa}, {}: {position} after {first}", shape.context_type);
+                assert!(found[0] == expected[position as usize], "{what}");
+            }
+        }
+    }
+}
+
+#[test]
 fn what_is_not_a_number_harms_no_row_before_it() {
     let cases = of_every_type(vec![Shape { heads: 6, kv_heads: 2, ..Shape::default() }]);
     for (shape, isa) in cases.iter().flat_map(on_every_path) {

@@ -51,6 +51,8 @@ pub(crate) struct X86Context {
     segments: Vec<Range<usize>>,
     /// One bit for each slot, all clear between calls.
     marked: Vec<u64>,
+    /// Whether values were stored that are not numbers.
+    seen_nan: bool,
 }
 
 /// What stays the same for all calls.
@@ -152,6 +154,7 @@ impl X86Context {
             jobs: Vec::new(),
             segments: Vec::new(),
             marked: Vec::new(),
+            seen_nan: false,
         })
     }
 
@@ -341,6 +344,9 @@ impl X86Context {
             pages: SharedMut::new(&mut self.bytes[layer * layer_bytes..][..layer_bytes]),
         };
         batch.check();
+        if self.seen_nan {
+            batch.forget_what_follows();
+        }
         let jobs = &self.jobs;
         if distinct && splits == 0 {
             batch.store_segments(&self.threads, &self.segments);
@@ -361,6 +367,7 @@ impl X86Context {
         } else {
             attend_split(&team, &batch, jobs, &mut self.parts, &mut self.workspaces);
         }
+        self.seen_nan |= !batch.finite.load(Ordering::Relaxed);
         true
     }
 }

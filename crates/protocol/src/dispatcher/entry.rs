@@ -4,7 +4,7 @@ use super::Rank;
 use super::drafts::DRAFTS_MAX;
 use super::pages::BEGINNING;
 use crate::prompt::{Biases, Completion, Finish, Prompt, PromptId};
-use glinthawk_flight::{Generated, Row, Sample, ShardId, TOKEN_PENDING};
+use glinthawk_flight::{Generated, Row, Sample, ShardId, TOKEN_NONE, TOKEN_PENDING};
 use std::collections::BTreeMap;
 
 /// Where a seated prompt's context lives.
@@ -141,6 +141,29 @@ impl Entry {
             return 0;
         }
         self.prompt.tokens.len() as u32 + generated - seat.computed - seat.rows_in_air
+    }
+
+    /// How many of the tokens that a step picked count: the first, and one after every draft that was right, up to the
+    /// completion's end. A watcher may end it before the last of several, so in a watched prompt that one waits for a step
+    /// of its own.
+    pub(super) fn kept(&self, drafts: &[u32], picked: &[Generated]) -> usize {
+        if drafts.is_empty() {
+            return picked.len();
+        }
+        let right = drafts.iter().zip(picked).take_while(|(draft, picked)| **draft == picked.token);
+        let picked = &picked[..right.count() + 1];
+        let ends = |(index, picked): (usize, &Generated)| {
+            let generated = self.generated.len() + index + 1;
+            picked.token == TOKEN_NONE
+                || self.prompt.stop_ids.contains(&picked.token)
+                || generated >= self.prompt.tokens_max as usize
+        };
+        match picked.iter().enumerate().position(ends) {
+            _ if self.stop_after.is_some() => 1,
+            Some(last) if self.prompt.watched => last.max(1),
+            Some(last) => last + 1,
+            None => picked.len(),
+        }
     }
 
     /// Appends a generated token; says whether and why the completion is over.

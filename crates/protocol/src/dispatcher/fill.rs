@@ -76,27 +76,27 @@ impl Dispatcher {
         for id in &generating {
             self.plan_rows(*id, shard, manifests);
         }
-        self.plan_drafts(&generating, shard, !prefilling.is_empty(), manifests);
+        self.plan_drafts(shard, !prefilling.is_empty(), manifests);
         for id in prefilling {
             self.plan_rows(id, shard, manifests);
         }
     }
 
-    /// Gives prompts that generate rows for what may come next, where that is worth its rows and needs nobody's memory.
-    fn plan_drafts(
-        &mut self,
-        generating: &[PromptId],
-        shard: ShardId,
-        goes_on: bool,
-        manifests: &mut Manifests,
-    ) {
+    /// Gives prompts that generate, which are planned, rows for what may come next, where that is worth its rows and leaves
+    /// others their memory.
+    fn plan_drafts(&mut self, shard: ShardId, goes_on: bool, manifests: &mut Manifests) {
         let Some((guesses, costs)) = &self.guesses else { return };
         let manifest = manifests.get_mut(&shard).expect("the shard is being planned");
         let batch = self.config.lane_shape(shard.lane).batch;
         let is_filled = goes_on || !self.queue.is_empty();
+        // Prefill keeps half of what is left.
+        let room = (batch - manifest.rows) / if is_filled { 2 } else { 1 };
+        let rows_max = manifest.rows + room;
+        let slots_free = self.lanes[shard.lane as usize].slots_free.len() as u32;
+        let seated = self.config.lane_shape(shard.lane).slots() - slots_free;
         for (id, count) in &mut manifest.prompts {
             let entry = self.entries.get_mut(id).expect("planned prompts have an entry");
-            let most = entry.drafts_max().min(batch - manifest.rows);
+            let most = entry.drafts_max().min(rows_max - manifest.rows);
             if most == 0 {
                 continue;
             }
@@ -111,8 +111,8 @@ impl Dispatcher {
             for draft in drafts {
                 let positions = known + seat.drafts.len() as u32 + 1;
                 if pages_for(positions, self.config.page_positions) > seat.pages.len() as u32 {
-                    // Each prompt may want one soon.
-                    let spare = pages.available() as usize > generating.len();
+                    // Every prompt of the lane may want one soon.
+                    let spare = pages.available() > seated;
                     let Some(page) = spare.then(|| pages.take()).flatten() else { break };
                     seat.pages.push(page);
                 }

@@ -377,18 +377,15 @@ impl Dispatcher {
         for (id, rows, samples) in aboard {
             let entry =
                 self.entries.get_mut(&id).expect("a prompt aboard is kept until it is home");
-            let seat = entry.seat.as_mut().expect("a prompt aboard is seated");
             self.stats.rows_computed += u64::from(rows);
+            let seat = entry.seat.as_mut().expect("a prompt aboard is seated");
             let drafts = std::mem::take(&mut seat.drafts);
             let mut picked: Vec<Generated> = tokens.by_ref().take(samples as usize).collect();
-            let right =
-                drafts.iter().zip(&picked).take_while(|(draft, picked)| **draft == picked.token);
-            let right = right.count();
-            // What was picked after a wrong draft is of no use, and its row is computed again.
-            picked.truncate(right + 1);
+            picked.truncate(entry.kept(&drafts, &picked));
             let stored = rows - (samples - picked.len() as u32);
             self.stats.drafted += drafts.len() as u64;
-            self.stats.drafts_right += right as u64;
+            self.stats.drafts_right += picked.len().saturating_sub(1) as u64;
+            let seat = entry.seat.as_mut().expect("a prompt aboard is seated");
             let again = entry.reached.clamp(seat.computed, seat.computed + stored) - seat.computed;
             self.stats.rows_recomputed += u64::from(again);
             let given = entry.prompt.tokens.len() as u32;

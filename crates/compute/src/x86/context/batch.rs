@@ -128,7 +128,7 @@ impl Batch<'_> {
         let rows = &self.qkv[row * width..][..PAGE * width];
         let keys = &rows[config.query_width() + kv_head * head_dim..];
         let values = &keys[config.kv_width()..];
-        let (isa, page) = (self.shape.isa, self.page(row, kv_head));
+        let (isa, page) = (self.shape.isa, self.page(self.page_of(row), kv_head));
         let mut finite = true;
         // SAFETY: the instruction set is there; all lines of the page are these rows'.
         unsafe {
@@ -150,16 +150,25 @@ impl Batch<'_> {
         (self.rows[row].position as usize).is_multiple_of(self.shape.positions())
     }
 
-    /// Where the place of the row's page begins, for one head.
-    fn place(&self, row: usize, kv_head: usize) -> (*mut u8, HeadPages, u32) {
-        let BoundRow { position, pages, .. } = self.rows[row];
-        let (head, page) = (self.head_pages(kv_head), pages[position as usize / PAGE]);
-        (self.pages.place(head.place(page), head.head_bytes()), head, page)
+    /// The page that a row is written on, and where on it.
+    fn page_and_slot(&self, row: usize) -> (u32, usize) {
+        let position = self.rows[row].position as usize;
+        (self.rows[row].pages[position / PAGE], position % PAGE)
     }
 
-    /// Where the keys and values of the row's page go, if it is bf16.
-    fn page(&self, row: usize, kv_head: usize) -> PagePlace {
-        let (place, head, page) = self.place(row, kv_head);
+    fn page_of(&self, row: usize) -> u32 {
+        self.page_and_slot(row).0
+    }
+
+    /// Where the place of a page begins, for one head.
+    fn place(&self, page: u32, kv_head: usize) -> (*mut u8, HeadPages) {
+        let head = self.head_pages(kv_head);
+        (self.pages.place(head.place(page), head.head_bytes()), head)
+    }
+
+    /// Where the keys and values of a page go, if it is bf16.
+    fn page(&self, page: u32, kv_head: usize) -> PagePlace {
+        let (place, head) = self.place(page, kv_head);
         let second = head.second(page);
         let order = match (head.together, self.shape.isa) {
             (Together::Two, Isa::Amx) => LineOrder::Tiles(second),
@@ -176,7 +185,7 @@ impl Batch<'_> {
     /// Clears the row's place. An earlier prompt may have left NaN there, and even a weight of 0 would keep it
     /// NaN.
     fn clear_place(&self, row: usize, kv_head: usize) {
-        let (place, head, _) = self.place(row, kv_head);
+        let (place, head) = self.place(self.page_of(row), kv_head);
         // SAFETY: all of the place for one head, which nothing else uses yet.
         unsafe { place.write_bytes(0, head.head_bytes()) };
     }
@@ -189,7 +198,7 @@ impl Batch<'_> {
         let values =
             &values[config.query_width() + config.kv_width() + kv_head * head_dim..][..head_dim];
         self.note(store::are_finite(values));
-        self.write(row, kv_head, keys, values);
+        self.write(self.page_and_slot(row), kv_head, keys, values);
     }
 
     /// Notes whether some values are numbers.
@@ -201,25 +210,39 @@ impl Batch<'_> {
 
     /// Overwrites what was stored with zeros.
     pub(super) fn forget_rows(&self) {
-        let zeros = vec![bf16::ZERO; self.shape.config.head_dim];
+        self.write_zeros((0..self.rows.len()).map(|row| self.page_and_slot(row)));
+    }
+
+    /// Overwrites what stands behind the last row of each slot, at its place: rows whose tokens turned out to be others
+    /// may have left NaN there.
+    pub(super) fn forget_what_follows(&self) {
         for row in 0..self.rows.len() {
-            (0..self.shape.config.kv_heads)
-                .for_each(|kv_head| self.write(row, kv_head, &zeros, &zeros));
+            let (page, slot) = self.page_and_slot(row);
+            let is_first_half = self.shape.together.pages() == 2 && page.is_multiple_of(2);
+            let behind = (0..PAGE).filter(|_| is_first_half).map(|slot| (page + 1, slot));
+            self.write_zeros((slot + 1..PAGE).map(|slot| (page, slot)).chain(behind));
         }
     }
 
-    fn write(&self, row: usize, kv_head: usize, keys: &[bf16], values: &[bf16]) {
-        let slot = self.rows[row].position as usize % PAGE;
+    fn write_zeros(&self, places: impl Iterator<Item = (u32, usize)>) {
+        let zeros = vec![bf16::ZERO; self.shape.config.head_dim];
+        for place in places {
+            (0..self.shape.config.kv_heads)
+                .for_each(|kv_head| self.write(place, kv_head, &zeros, &zeros));
+        }
+    }
+
+    fn write(&self, (page, slot): (u32, usize), kv_head: usize, keys: &[bf16], values: &[bf16]) {
         let isa = self.shape.isa;
         // SAFETY: the instruction set is there; no two rows have the same page and position, and
         // others' places on the page are not touched.
         unsafe {
             match self.shape.context_type {
                 ContextType::Bf16 => {
-                    store::store(isa, keys, values, self.page(row, kv_head), slot);
+                    store::store(isa, keys, values, self.page(page, kv_head), slot);
                 }
                 ContextType::Int8 => {
-                    let (place, head, page) = self.place(row, kv_head);
+                    let (place, head) = self.place(page, kv_head);
                     int8::store(isa, keys, values, place.wrapping_add(head.keys(page)), slot);
                 }
             }
