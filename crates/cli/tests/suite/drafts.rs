@@ -43,15 +43,15 @@ fn answers_are_the_same_with_and_without_drafts() {
     let generated = stats["generated_tokens"].clone();
     let isas = Isa::available().into_iter().filter(|isa| *isa > Isa::Portable);
     let settings = [
-        "--threads 1 --batch 6",
+        "--threads 1 --batch 20",
         "--threads 2 --chunk 7",
-        "--batch 5 --chunk 1 --no-prefix-sharing",
-        "--batch 6 --context-type int8",
-        "--batch 6 --tier1 1 --tier2 2",
-        "--batch 6 --tier1 2 --tier2 1 --hybrid",
-        "--batch 6 --tier1 1 --tier2 2 --context-memory 100KiB",
+        "--batch 16 --chunk 1 --no-prefix-sharing",
+        "--batch 20 --context-type int8",
+        "--batch 20 --tier1 1 --tier2 2",
+        "--batch 20 --tier1 2 --tier2 1 --hybrid",
+        "--batch 20 --tier1 1 --tier2 2 --context-memory 100KiB",
     ];
-    let isas = isas.map(|isa| format!("--isa {} --batch 6", isa.name()));
+    let isas = isas.map(|isa| format!("--isa {} --batch 20", isa.name()));
     for setting in settings.map(str::to_owned).into_iter().chain(isas) {
         let options: Vec<&str> = setting.split(' ').collect();
         let own = options.contains(&"--context-type") || options.contains(&"--isa");

@@ -323,7 +323,7 @@ fn what_is_stored_again_forgets_what_stood_behind_it() {
         let prompt = Prompt::new(shape, 1, 50, 1);
         let mut clean = shape.context(isa, 1, prompt.pages.len() + 1);
         let expected = attend_in_chunks(&mut clean, shape, &prompt, 50, 50);
-        for first in 9..36 {
+        for first in [9, 13, 14, 15, 16, 27, 29, 30, 31, 32] {
             let mut context = shape.context(isa, 1, prompt.pages.len() + 1);
             attend_in_chunks(&mut context, shape, &prompt, first, 7);
             // A row, and four behind it that turn out to be of other tokens.
