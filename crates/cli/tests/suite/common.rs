@@ -117,6 +117,14 @@ impl Case {
         (finished, serde_json::from_str(&text).expect("statistics are JSON"))
     }
 
+    /// The results of a job that starts anew with short contexts, and its statistics.
+    pub fn results_with_stats(&self, options: &[&str]) -> (Vec<String>, Value) {
+        let always = ["--overwrite", "--max-context", "192"];
+        let (finished, stats) = self.run_with_stats(&[&always, options].concat());
+        finished.expect(0);
+        (self.results(), stats)
+    }
+
     /// The output's lines as `results` gives them.
     pub fn results(&self) -> Vec<String> {
         results(&fs::read_to_string(self.output()).expect("there is an output"))

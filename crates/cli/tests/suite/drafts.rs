@@ -2,7 +2,6 @@
 
 use crate::common::Case;
 use glinthawk_compute::Isa;
-use serde_json::Value;
 use std::fmt::Write;
 
 /// Requests whose answers repeat themselves, because the model is small and has random weights: some greedy, some not,
@@ -28,17 +27,10 @@ fn requests() -> String {
     })
 }
 
-fn run(case: &Case, options: &[&str]) -> (Vec<String>, Value) {
-    let always = ["--overwrite", "--max-context", "192"];
-    let (finished, stats) = case.run_with_stats(&[&always, options].concat());
-    finished.expect(0);
-    (case.results(), stats)
-}
-
 #[test]
 fn answers_are_the_same_with_and_without_drafts() {
     let case = Case::new(requests());
-    let (expected, stats) = run(&case, &["--no-drafts", "--context-memory", "64MiB"]);
+    let (expected, stats) = case.results_with_stats(&["--no-drafts", "--context-memory", "64MiB"]);
     assert_eq!((&stats["tokens_drafted"], &stats["drafts_right"]), (&0.into(), &0.into()));
     let generated = stats["generated_tokens"].clone();
     let isas = Isa::available().into_iter().filter(|isa| *isa > Isa::Portable);
@@ -58,12 +50,12 @@ fn answers_are_the_same_with_and_without_drafts() {
         let without = [&options[..], &["--no-drafts"]].concat();
         let (expected, generated) = match own {
             true => {
-                let (expected, stats) = run(&case, &without);
+                let (expected, stats) = case.results_with_stats(&without);
                 (expected, stats["generated_tokens"].clone())
             }
             false => (expected.clone(), generated.clone()),
         };
-        let (results, stats) = run(&case, &options);
+        let (results, stats) = case.results_with_stats(&options);
         assert!(results == expected, "{setting}: other answers than without drafts");
         assert_eq!(
             stats["generated_tokens"], generated,

@@ -2,7 +2,6 @@
 
 use crate::common::{Case, lines_in};
 use glinthawk_compute::Isa;
-use serde_json::Value;
 use std::fmt::Write;
 use std::process::Stdio;
 use std::thread::sleep;
@@ -25,17 +24,11 @@ fn requests() -> String {
     })
 }
 
-fn run(case: &Case, options: &[&str]) -> (Vec<String>, Value) {
-    let always = ["--overwrite", "--max-context", "192"];
-    let (finished, stats) = case.run_with_stats(&[&always, options].concat());
-    finished.expect(0);
-    (case.results(), stats)
-}
-
 #[test]
 fn answers_are_the_same_with_and_without_sharing() {
     let case = Case::new(requests());
-    let (expected, stats) = run(&case, &["--no-prefix-sharing", "--context-memory", "64MiB"]);
+    let (expected, stats) =
+        case.results_with_stats(&["--no-prefix-sharing", "--context-memory", "64MiB"]);
     assert_eq!(stats["prompt_tokens_shared"], 0);
     let isas = Isa::available();
     // The best is the default.
@@ -57,8 +50,8 @@ fn answers_are_the_same_with_and_without_sharing() {
         let options: Vec<&str> = setting.split(' ').collect();
         let own = ["--context-type", "--isa"].contains(&options[0]);
         let without = [&options[..], &["--no-prefix-sharing"]].concat();
-        let expected = if own { run(&case, &without).0 } else { expected.clone() };
-        let (results, stats) = run(&case, &options);
+        let expected = if own { case.results_with_stats(&without).0 } else { expected.clone() };
+        let (results, stats) = case.results_with_stats(&options);
         assert!(results == expected, "{setting}: other answers than without sharing");
         let shared = stats["prompt_tokens_shared"].as_u64().expect("a count");
         assert!(shared > 500, "{setting}: only {shared} tokens were shared");
@@ -69,7 +62,7 @@ fn answers_are_the_same_with_and_without_sharing() {
 fn a_killed_job_goes_on_with_the_same_answers() {
     const SLOW: [&str; 6] = ["--isa", "portable", "--threads", "1", "--batch", "4"];
     let case = Case::new(requests());
-    let (expected, _) = run(&case, &[&SLOW[..], &["--no-prefix-sharing"]].concat());
+    let (expected, _) = case.results_with_stats(&[&SLOW[..], &["--no-prefix-sharing"]].concat());
     std::fs::remove_file(case.output()).expect("there is an output");
     let options = [&SLOW[..], &["--max-context", "192"]].concat();
     for lines in [8, 24] {
@@ -90,7 +83,7 @@ fn a_killed_job_goes_on_with_the_same_answers() {
 #[test]
 fn a_request_says_how_much_of_it_was_cached() {
     let case = Case::new(requests());
-    run(&case, &["--threads", "1", "--batch", "8", "--chunk", "8"]);
+    case.results_with_stats(&["--threads", "1", "--batch", "8", "--chunk", "8"]);
     let answers = case.answers();
     let cached = |id: &str| {
         answers[id]["response"]["body"]["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()

@@ -5,11 +5,15 @@
 //! How often guesses of a sort are right is counted on every generated token, drafted or not. So where guessing does not
 //! pay, nothing is drafted, and it is noticed when that changes.
 
+use super::sharing::hash_on;
+
 /// Drafts of a prompt in one step at most.
 pub const DRAFTS_MAX: usize = 4;
 
 /// A guess looks at so many tokens before, at more of them first.
 const LOOKS: [usize; 2] = [4, 2];
+/// The most of them.
+pub(super) const LOOK_MAX: usize = LOOKS[0];
 /// Places of a table, a power of two: 1.5 MiB.
 const PLACES: usize = 1 << 17;
 /// A token that came so often in a row is no surer when it comes again.
@@ -80,8 +84,8 @@ impl DraftCosts {
         }
     }
 
-    /// How often a draft of a prompt with so much context of its own must be right, to be worth a row of a step that has `rows` rows
-    /// beside drafts: right, it saves a row and its reading of the context.
+    /// How often a draft must be right to be worth its row. If it is right, it saves a row and a reading of the prompt's
+    /// own `context`. The step has `rows` rows without it.
     pub(super) fn worth(self, context: u32, rows: u32) -> f32 {
         let row = if rows < self.rows_few { self.row / 2.0 } else { self.row };
         let context = context.max(1) as f32;
@@ -124,10 +128,10 @@ impl Guesses {
     }
 
     /// What may come after these tokens, as far as it is right as often as `worth` says.
-    pub(super) fn draft(&self, tokens: &mut Vec<u32>, count_max: usize, worth: f32) -> Vec<u32> {
+    pub(super) fn draft(&self, mut tokens: Vec<u32>, count_max: usize, worth: f32) -> Vec<u32> {
         let (mut drafts, mut chance) = (Vec::new(), 1.0);
         while drafts.len() < count_max {
-            let Some((look, memory)) = self.find(tokens) else { break };
+            let Some((look, memory)) = self.find(&tokens) else { break };
             chance *= self.records[look][memory.sureness as usize - 1].rate();
             if chance < worth {
                 break;
@@ -148,17 +152,10 @@ impl Guesses {
     }
 }
 
-/// Tokens that a guess looks at.
-pub(super) const LOOK_MAX: usize = LOOKS[0];
-
 /// Where what comes after the last `look` of these tokens is kept, and how it is told from others.
 fn place(before: &[u32], look: usize) -> Option<(usize, u32)> {
     let last = before.len().checked_sub(look)?;
-    let mix = |hash: u64, token: &u32| {
-        let hash = (hash ^ u64::from(*token)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        hash ^ (hash >> 29)
-    };
-    let hash = before[last..].iter().fold(1, mix);
+    let hash = before[last..].iter().fold(1, |hash, token| hash_on(hash, *token));
     Some((hash as usize % PLACES, (hash >> 32) as u32))
 }
 
@@ -178,29 +175,24 @@ mod tests {
     fn what_came_before_comes_again() {
         let text = [5, 6, 7, 8, 9, 10, 11];
         let guesses = learned(&[&text[..]; 3]);
-        assert_eq!(guesses.draft(&mut vec![5, 6], 3, 0.0), [7, 8, 9]);
-        assert_eq!(
-            guesses.draft(&mut vec![1, 2, 8, 9], 9, 0.25),
-            [10, 11],
-            "two tokens are enough"
-        );
-        assert!(guesses.draft(&mut vec![9], 9, 0.0).is_empty(), "one is not");
-        assert!(guesses.draft(&mut vec![9, 8], 9, 0.0).is_empty(), "never seen");
+        assert_eq!(guesses.draft(vec![5, 6], 3, 0.0), [7, 8, 9]);
+        assert_eq!(guesses.draft(vec![1, 2, 8, 9], 9, 0.25), [10, 11], "two tokens are enough");
+        assert!(guesses.draft(vec![9], 9, 0.0).is_empty(), "one is not");
+        assert!(guesses.draft(vec![9, 8], 9, 0.0).is_empty(), "never seen");
     }
 
     #[test]
     fn what_says_more_is_believed_first() {
         let guesses = learned(&[&[1, 2, 3, 4, 50], &[9, 9, 3, 4, 60], &[9, 9, 3, 4, 60]]);
-        assert_eq!(guesses.draft(&mut vec![1, 2, 3, 4], 1, 0.0), [50]);
-        assert_eq!(guesses.draft(&mut vec![7, 7, 3, 4], 1, 0.0), [60]);
+        assert_eq!(guesses.draft(vec![1, 2, 3, 4], 1, 0.0), [50]);
+        assert_eq!(guesses.draft(vec![7, 7, 3, 4], 1, 0.0), [60]);
     }
 
     #[test]
     fn guesses_that_are_wrong_are_made_no_more_until_they_are_right() {
         let mut guesses = Guesses::new();
         let mut drafted = |round: u32, token: u32| {
-            let mut tokens = vec![1, 2];
-            let drafts = guesses.draft(&mut tokens, 1, 0.5);
+            let drafts = guesses.draft(vec![1, 2], 1, 0.5);
             guesses.learn(&[1, 2, token], true);
             guesses.learn(&[3, round, 4], false);
             !drafts.is_empty()

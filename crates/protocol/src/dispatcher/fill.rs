@@ -104,8 +104,8 @@ impl Dispatcher {
             // What it shares is read for others anyway.
             let read = known.saturating_sub(entry.shared);
             let worth = costs.worth(read, if is_filled { batch } else { manifest.rows });
-            let mut before = entry.tokens_before(known, LOOK_MAX);
-            let drafts = guesses.draft(&mut before, most as usize, worth);
+            let before = entry.tokens_before(known, LOOK_MAX);
+            let drafts = guesses.draft(before, most as usize, worth);
             let pages = &mut self.lanes[shard.lane as usize].pages;
             let seat = entry.seat.as_mut().expect("planned prompts are seated");
             for draft in drafts {

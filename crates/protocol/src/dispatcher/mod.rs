@@ -113,9 +113,9 @@ pub struct DispatcherStats {
     pub shared: u64,
     /// Tokens generated, for finished and unfinished prompts.
     pub sampled: u64,
-    /// Tokens that were drafted, and how many of them were right: each of those saved a step of its prompt.
+    /// Tokens that were drafted.
     pub drafted: u64,
-    /// See above.
+    /// Those of them that were right: each saved a step of its prompt, unless a watcher ended it before.
     pub drafts_right: u64,
     /// Rows that came home, of finished and unfinished prompts.
     pub rows_computed: u64,
