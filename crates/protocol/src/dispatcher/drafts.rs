@@ -5,7 +5,7 @@
 //! How often guesses of a sort are right is counted on every generated token, drafted or not. So where guessing does not
 //! pay, nothing is drafted, and it is noticed when that changes.
 
-use super::sharing::hash_on;
+use super::hashes::hash_on;
 
 /// Drafts of a prompt in one step at most.
 pub const DRAFTS_MAX: usize = 4;

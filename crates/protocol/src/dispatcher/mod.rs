@@ -8,6 +8,7 @@ mod drafts;
 mod entry;
 mod fill;
 mod flights;
+mod hashes;
 mod lanes;
 mod need;
 mod newcomers;
@@ -17,8 +18,8 @@ mod stragglers;
 
 pub use config::{DispatcherConfig, LaneShape, OVERSUBSCRIPTION, lane_flights};
 pub use drafts::DRAFTS_MAX;
+pub use hashes::page_hashes;
 pub use pages::lane_pages;
-pub use sharing::page_hashes;
 
 use crate::histogram::Histogram;
 use crate::message::{Home, Launch};
