@@ -81,6 +81,11 @@ impl Isa {
         }
     }
 
+    /// Whether rows are widened to f32 before products read them, because there are no instructions for bf16.
+    pub(crate) fn widens(self) -> bool {
+        matches!(self, Isa::Avx2 | Isa::Avx512)
+    }
+
     /// Positions that a page of contexts may have on this path, the best first.
     pub fn page_positions(self) -> &'static [u32] {
         match self {

@@ -44,12 +44,12 @@ pub(super) fn job_tiles_max(head_dim: usize) -> usize {
 
 /// One thread's scratch.
 pub(super) struct Workspace {
-    /// [tile][d / 32][16 rows][32]
-    pub(super) queries: Memory<bf16>,
+    /// [tile][d / 32][16 rows][32], in f32 or, where products read rows of bf16, in the half of the room.
+    pub(super) queries: Memory<f32>,
     /// [tile of two][page of the block][16 rows][16 positions]
     scores: Memory<f32>,
-    /// [tile of two][step of the stretch][16 rows][32 positions]
-    weights: Memory<bf16>,
+    /// [tile of two][step of the stretch][16 rows][32 positions], likewise.
+    weights: Memory<f32>,
     /// For int8 pages, a stretch's keys as bf16: [page][16 d]
     keys: Memory<bf16>,
     /// A stretch's values as bf16. For int8 pages, one page after the other: [page][16 / 2][d][2]. For tiles,

@@ -12,6 +12,10 @@ pub(super) struct PanelPass {
     /// First tile of the left operand, and values from one row block to the next.
     pub(super) left: *const bf16,
     pub(super) left_block: usize,
+    /// The left operand widened, if the instruction set's products read it so: [pair of row blocks][k / 32][32 rows][32 k],
+    /// and values from one pair to the next.
+    pub(super) widened: *const f32,
+    pub(super) widened_pair: usize,
     pub(super) rows: Range<usize>,
     /// The same one twice, if there is only one panel.
     pub(super) right: [*const bf16; 2],

@@ -11,8 +11,10 @@ use super::for_each_isa;
 use super::pack::Panels;
 use super::panel_pass::{PanelGroup, PanelPass, RESULTS_OF_PAIR};
 use super::simd::Simd;
-use super::tiles::{PANEL, ROWS_OF_PAIR, Rows, STEP, TILE, TILE_ROWS, steps_of_piece};
-use super::vector;
+use super::tiles::{
+    PANEL, ROWS_OF_PAIR, Rows, STEP, STEPS_IN_CACHE, TILE, TILE_ROWS, steps_of_piece,
+};
+use super::vector::{self, STEP_OF_PAIR};
 use crate::memory::{Arena, LINE_BYTES, Memory, SharedMut};
 use crate::{ComputeError, Isa, Threads};
 use half::bf16;
@@ -22,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Steps of k at a time when weights are used once. A pair of panels is fetched before it is used
 /// and must fit in the second-level cache (256 KiB of 2 MiB).
 const STEPS_ONCE: usize = 128;
-/// Bytes of the left operand that stay in the second-level cache, with all of k.
+/// Bytes of the left operand that stay in the second-level cache, with all of k, if it is not widened.
 const LEFT_BYTES: usize = 800 << 10;
 /// The same, and a group's results, if that saves cutting the rows into ranges: weights are then read once, and the
 /// ranges do not push each other out of the cache (of 2 MiB).
@@ -30,6 +32,10 @@ const UNCUT_BYTES: usize = 1600 << 10;
 /// Rows at a time when the left operand does not stay in the cache. One piece of it, the next
 /// piece, and the results of many panels share the second-level cache.
 const ROWS_IN_PIECES: usize = 256;
+/// The same where rows are widened to f32, for a second-level cache of 1 MiB, which two threads may share.
+const ROWS_WIDENED: usize = 128;
+/// Steps of widened pairs of row blocks that stay in it.
+const WIDENED_STEPS: usize = ROWS_WIDENED / ROWS_OF_PAIR * STEPS_IN_CACHE;
 /// Values of a thread's results: 512 KiB of its second-level cache.
 const RESULTS_MAX: usize = 128 << 10;
 /// Values of a cache line.
@@ -70,24 +76,34 @@ pub(super) struct Blocking {
     groups: usize,
     /// Tasks for each range of rows.
     pub(super) blocks: usize,
+    /// Whether rows are widened to f32.
+    widens: bool,
 }
 
 impl Blocking {
-    /// For `rows` rows; `group` panels stay together.
-    pub(super) fn new(rows: usize, weights: &Panels, group: usize, threads: usize) -> Self {
+    /// For `rows` rows; `group` panels stay together; `widens`: rows are widened to f32.
+    fn new(rows: usize, weights: &Panels, group: usize, threads: usize, widens: bool) -> Self {
         let piece = steps_of_piece(rows, weights.steps());
         let steps = piece.div_ceil(piece.div_ceil(STEPS_ONCE));
         let row_bytes = weights.steps() * STEP * size_of::<bf16>();
-        let rows_max = (LEFT_BYTES / row_bytes / ROWS_OF_PAIR).max(1) * ROWS_OF_PAIR;
-        let stays = steps == weights.steps() || rows.min(ROWS_IN_PIECES) <= rows_max;
+        let pairs_max = match widens {
+            true => WIDENED_STEPS / weights.steps(),
+            false => (LEFT_BYTES / row_bytes / ROWS_OF_PAIR).max(1),
+        };
+        let rows_max = pairs_max * ROWS_OF_PAIR;
+        let rows_in_pieces = if widens { ROWS_WIDENED } else { ROWS_IN_PIECES };
+        let stays = steps == weights.steps() || rows.clamp(1, rows_in_pieces) <= rows_max;
         let bytes = weights.panels() * weights.steps() * TILE * size_of::<bf16>();
         let least = if bytes < WEIGHTS_LARGE { ROWS_OF_PART } else { ROWS_OF_LARGE_PART };
         let rows_of_part = rows.div_ceil((rows / least).clamp(1, threads));
         let result_bytes = group.next_multiple_of(2) * PANEL * size_of::<f32>();
-        let uncut = stays && rows_of_part * (row_bytes + result_bytes) <= UNCUT_BYTES;
+        let uncut = !widens && stays && rows_of_part * (row_bytes + result_bytes) <= UNCUT_BYTES;
         let ranges = match uncut {
             true => 1,
-            false => rows_of_part.div_ceil(if stays { rows_max } else { ROWS_IN_PIECES }).max(1),
+            false => {
+                let rows = if stays { rows_max.max(ROWS_OF_PAIR) } else { rows_in_pieces };
+                rows_of_part.div_ceil(rows).max(1)
+            }
         };
         // Even ranges, rather than a last one of few rows.
         let range = rows_of_part.div_ceil(ranges).next_multiple_of(ROWS_OF_PAIR).max(ROWS_OF_PAIR);
@@ -97,10 +113,11 @@ impl Blocking {
         let group_results = rows * PANEL * group.next_multiple_of(2);
         let groups_max = if stays { groups } else { (RESULTS_MAX / group_results).max(1) };
         // A single thread with a single range of rows shares nothing and reuses nothing.
-        let share = if threads * ranges == 1 { 1 } else { threads * BLOCKS_PER_THREAD };
+        let alone = threads == 1 && (ranges == 1 || widens);
+        let share = if alone { 1 } else { threads * BLOCKS_PER_THREAD };
         let blocks = groups.div_ceil(groups_max).max(share.div_ceil(parts));
         let blocks = blocks.next_multiple_of(threads.div_ceil(parts)).min(groups).max(1);
-        Self { rows, parts, ranges, steps, stays, group, groups, blocks }
+        Self { rows, parts, ranges, steps, stays, group, groups, blocks, widens }
     }
 
     fn panels(&self, block: usize, panels: usize) -> Range<usize> {
@@ -113,6 +130,8 @@ impl Blocking {
 pub(super) struct Multiplier {
     pub(super) isa: Isa,
     results: Vec<Memory<f32>>,
+    /// Each thread's widened rows, if the instruction set has them widened.
+    widened: Vec<Memory<f32>>,
     /// Tasks taken from each thread's share.
     taken: Vec<Taken>,
 }
@@ -133,8 +152,16 @@ impl Multiplier {
         let room = RESULTS_MAX.max(rows_max * PANEL * group_max.next_multiple_of(2));
         let results: Result<_, _> =
             (0..threads).map(|_| arena.zeroed("product results", room)).collect();
+        let room = if isa.widens() { WIDENED_STEPS.max(STEPS_ONCE) * STEP_OF_PAIR } else { 0 };
+        let widened: Result<_, _> =
+            (0..threads).map(|_| arena.zeroed("widened rows", room)).collect();
         let taken = (0..threads).map(|_| Taken(AtomicUsize::new(0))).collect();
-        Ok(Self { isa, results: results?, taken })
+        Ok(Self { isa, results: results?, widened: widened?, taken })
+    }
+
+    /// How a product of `rows` rows is cut; `group` panels stay together.
+    pub(super) fn blocking(&self, rows: usize, weights: &Panels, group: usize) -> Blocking {
+        Blocking::new(rows, weights, group, self.results.len(), self.isa.widens())
     }
 
     /// Multiplies `rows` rows with all panels; `epilogue` sees every result once, on the thread
@@ -161,11 +188,15 @@ impl Multiplier {
         }
         let (isa, taken) = (self.isa, &self.taken);
         let results = SharedMut::new(&mut self.results);
+        let widened = SharedMut::new(&mut self.widened);
         threads.run(|thread, count| {
-            // SAFETY: each thread has a result block of its own.
-            let [results] = (unsafe { results.part(thread, 1) }) else {
+            // SAFETY: each thread has a result block of its own, and a block of widened rows.
+            let ([results], [widened]) =
+                (unsafe { (results.part(thread, 1), widened.part(thread, 1)) })
+            else {
                 unreachable!("one was asked for")
             };
+            let mut widened = WidenedRows { rows: 0..0, steps: 0..0, values: widened };
             // SAFETY: the caller promised that the machine has the instruction set.
             let _tiles = (isa == Isa::Amx).then(|| unsafe { Tiles::whole() });
             // First its own tasks in order, so that the next one can be fetched ahead; then tasks
@@ -177,10 +208,15 @@ impl Multiplier {
                     if number >= share.end {
                         break;
                     }
-                    // Part by part, with the ranges of a part innermost.
-                    let (part, block) = (number / ranges / blocks, number / ranges % blocks);
-                    let start = (part * ranges + number % ranges) * blocking.rows;
-                    let after = (part * ranges + (number + 1) % ranges) * blocking.rows;
+                    // Part by part, with the ranges of a part innermost, or the blocks of a range, whose rows are then
+                    // widened once.
+                    let (part, number) = (number / (ranges * blocks), number % (ranges * blocks));
+                    let (range, block) = match blocking.widens {
+                        true => (number / blocks, number % blocks),
+                        false => (number % ranges, number / ranges),
+                    };
+                    let start = (part * ranges + range) * blocking.rows;
+                    let after = (part * ranges + (range + 1) % ranges) * blocking.rows;
                     if start >= rows {
                         continue;
                     }
@@ -195,10 +231,44 @@ impl Multiplier {
                         blocking,
                     };
                     // SAFETY: as promised by the caller.
-                    unsafe { task.run(results, epilogue) };
+                    unsafe { task.run(results, &mut widened, epilogue) };
                 }
             }
         });
+    }
+}
+
+/// A thread's widened rows.
+struct WidenedRows<'a> {
+    rows: Range<usize>,
+    steps: Range<usize>,
+    values: &'a mut [f32],
+}
+
+impl WidenedRows<'_> {
+    /// Widens these steps of these rows, if that has not been done.
+    ///
+    /// # Safety
+    /// As `Multiplier::run`.
+    unsafe fn hold(&mut self, isa: Isa, left: Rows, rows: &Range<usize>, steps: Range<usize>) {
+        if (&self.rows, &self.steps) == (rows, &steps) {
+            return;
+        }
+        (self.rows, self.steps) = (rows.clone(), steps);
+        let used = rows.len().div_ceil(ROWS_OF_PAIR) * self.pair();
+        assert!(used <= self.values.len(), "{used} widened values, more than there is room for");
+        // SAFETY: as promised by the caller; there is room.
+        unsafe { vector::widen(isa, left, rows, &self.steps, self.values.as_mut_ptr()) };
+    }
+
+    /// Values of a pair of row blocks.
+    fn pair(&self) -> usize {
+        self.steps.len() * STEP_OF_PAIR
+    }
+
+    /// Where those from a step on stand.
+    fn from(&self, step: usize) -> *const f32 {
+        self.values.as_ptr().wrapping_add((step - self.steps.start) * STEP_OF_PAIR)
     }
 }
 
@@ -255,7 +325,12 @@ impl Task<'_> {
 
     /// # Safety
     /// As `Multiplier::run`.
-    unsafe fn run(&self, results: &mut [f32], epilogue: &impl Epilogue) {
+    unsafe fn run(
+        &self,
+        results: &mut [f32],
+        widened: &mut WidenedRows<'_>,
+        epilogue: &impl Epilogue,
+    ) {
         let results_pair = self.rows.len().div_ceil(ROWS_OF_PAIR) * RESULTS_OF_PAIR;
         let (room, results) = (results.len(), results.as_mut_ptr());
         let mut delayed = DelayedEpilogue::none(epilogue);
@@ -270,7 +345,15 @@ impl Task<'_> {
             assert!(used <= room, "{used} results in room for {room}");
             let of_group = results.wrapping_add(range.pairs_before * results_pair);
             let pairs_in_group = (range.panels.start - range.group.start) / 2;
+            if self.blocking.widens {
+                let all = 0..self.left.steps();
+                let steps = if self.blocking.stays { all } else { range.steps.clone() };
+                // SAFETY: as promised by the caller.
+                unsafe { widened.hold(self.isa, self.left, &self.rows, steps) };
+            }
             let pass = PanelPass {
+                widened: widened.from(range.steps.start),
+                widened_pair: widened.pair(),
                 left: self.left.tile(self.rows.start / TILE_ROWS, range.steps.start),
                 left_block: self.left.piece() * TILE,
                 rows: self.rows.clone(),
@@ -329,24 +412,23 @@ impl Task<'_> {
     }
 }
 
-#[inline(always)]
-unsafe fn multiply_vectors_simd<S: Simd, E: Epilogue>(
+/// Multiplies a pass, and runs the epilogue of the groups that it finishes.
+///
+/// # Safety
+/// As `Multiplier::run`.
+unsafe fn multiply_vectors<E: Epilogue>(
+    isa: Isa,
     pass: &PanelPass,
     delayed: &mut DelayedEpilogue<'_, E>,
 ) {
     for pair in 0..pass.pairs() {
         // SAFETY: as promised by the caller.
         unsafe {
-            vector::multiply::<S>(pass, pair);
+            vector::multiply(isa, pass, pair);
             delayed.take(pass, pair);
-            delayed.finish::<S>();
+            finish(isa, delayed);
         }
     }
-}
-
-for_each_isa! {
-    /// Multiplies a pass, and runs the epilogue of the groups that it finishes.
-    fn multiply_vectors<E: Epilogue> = multiply_vectors_simd(pass: &PanelPass, delayed: &mut DelayedEpilogue<'_, E>)
 }
 
 #[inline(always)]

@@ -8,30 +8,28 @@
     reason = "one reason for all: intrinsics of an instruction set, and pointers, that the caller vouches for"
 )]
 
-use super::tiles::STEP;
+use super::tiles::{STEP, TILE_ROWS};
 use half::bf16;
 use std::arch::x86_64::*;
-use std::mem::MaybeUninit;
 
 /// Values in one [`Simd`].
 pub(super) const SIMD_WIDTH: usize = 16;
-
-/// Room for some rows of one step.
-#[repr(align(64))]
-pub(super) struct RowsOfStep<const ROWS: usize>(pub(super) MaybeUninit<[[f32; STEP]; ROWS]>);
 
 /// Sixteen f32, and how pairs of bf16 are multiplied into them.
 pub(super) trait Simd: Copy {
     /// Sixteen pairs of neighbouring bf16, in the form that suits `dot_first`.
     type Pairs: Copy;
-    /// What pairs are splat from: bf16, or f32 where they must be widened to be multiplied.
-    type Value;
+    /// What rows of a product's left operand are made of: bf16, or f32 where there are no instructions for bf16. Rows are
+    /// then widened once, before they meet all panels.
+    type Value: Copy;
 
+    /// Whether they are widened.
+    const WIDENS: bool;
     /// Rows and panels that a product keeps in registers at a time.
     const ROWS: usize;
     const PANELS: usize;
-    /// Whether both row blocks of a pair are best multiplied at once, with more rows in registers.
-    const BOTH_BLOCKS: bool = false;
+    /// The rows in registers are of one such span of all rows.
+    const SPAN: usize = TILE_ROWS;
 
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
@@ -66,13 +64,11 @@ pub(super) trait Simd: Copy {
 
     /// Sixteen pairs, 64 bytes.
     unsafe fn load_pairs(from: *const bf16) -> Self::Pairs;
-    /// Some rows of one step, 32 values each, one after the other as `splat_pair` reads them: in `room`, or where they
-    /// were, if rows of eight stand together.
-    unsafe fn rows_of_step<const ROWS: usize>(
-        from: impl Fn(usize) -> *const bf16,
-        room: &mut RowsOfStep<ROWS>,
-    ) -> *const Self::Value;
-    /// One pair of such a row, sixteen times.
+    /// Thirty-two values of a row, as products read them.
+    unsafe fn copy_step(from: *const bf16, into: *mut Self::Value);
+    /// Two vectors, one after the other, rounded to bf16, likewise.
+    unsafe fn store_step(both: [Self; 2], into: *mut Self::Value);
+    /// One pair of a row, sixteen times.
     unsafe fn splat_pair(row: *const Self::Value, pair: usize) -> Self::Pairs;
     /// self + a.0 · b.0, lane by lane; both products, if the instruction set adds them at once.
     unsafe fn dot_first(self, a: Self::Pairs, b: Self::Pairs) -> Self;
@@ -267,58 +263,49 @@ const HIGH_HALF: i32 = 0xffff_0000_u32 as i32;
 /// Every second of 32 places.
 const ODD: u32 = 0xaaaa_aaaa;
 
-/// Where pairs are widened: the first values of a row's pairs, then the second ones, of what `load_pairs` returns.
-macro_rules! widened_rows {
-    ($pairs:pat => $first:expr, $second:expr) => {
-        #[inline(always)]
-        unsafe fn rows_of_step<const ROWS: usize>(
-            from: impl Fn(usize) -> *const bf16,
-            room: &mut RowsOfStep<ROWS>,
-        ) -> *const f32 {
-            let room: *mut f32 = room.0.as_mut_ptr().cast();
-            for row in 0..ROWS {
-                unsafe {
-                    let $pairs = Self::load_pairs(from(row));
-                    $first.store(room.add(row * STEP));
-                    $second.store(room.add(row * STEP + SIMD_WIDTH));
-                }
-            }
-            room
-        }
-    };
-}
-
 impl Simd for Zmm {
     type Pairs = (__m512, __m512);
     type Value = f32;
-    const ROWS: usize = 8;
+    const WIDENS: bool = true;
+    const ROWS: usize = 12;
     const PANELS: usize = 2;
-    const BOTH_BLOCKS: bool = true;
+    const SPAN: usize = 2 * TILE_ROWS;
     zmm_common!();
 
     #[inline(always)]
     unsafe fn store_bf16(self, into: *mut bf16) {
         unsafe {
-            let bits = _mm512_castps_si512(self.0);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-            // NaN keeps its high bits, made quiet, so that rounding cannot carry it into infinity.
-            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
-            let rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x0040_0000));
-            _mm256_storeu_si256(
-                into.cast(),
-                _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded)),
-            );
+            let rounded = _mm512_srli_epi32::<16>(round_high_halves(self.0));
+            _mm256_storeu_si256(into.cast(), _mm512_cvtepi32_epi16(rounded));
+        }
+    }
+    #[inline(always)]
+    unsafe fn copy_step(from: *const bf16, into: *mut f32) {
+        unsafe {
+            for half in [0, SIMD_WIDTH] {
+                let values = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.add(half).cast()));
+                let wide = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(values));
+                _mm512_storeu_ps(into.add(half), wide);
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_step(both: [Self; 2], into: *mut f32) {
+        unsafe {
+            let high = _mm512_set1_epi32(HIGH_HALF);
+            for (index, values) in both.into_iter().enumerate() {
+                let rounded = _mm512_and_si512(round_high_halves(values.0), high);
+                _mm512_storeu_si512(into.add(index * SIMD_WIDTH).cast(), rounded);
+            }
         }
     }
     #[inline(always)]
     unsafe fn load_pairs(from: *const bf16) -> Self::Pairs {
         unsafe { apart(_mm512_loadu_si512(from.cast())) }
     }
-    widened_rows!((first, second) => Self(first), Self(second));
     #[inline(always)]
     unsafe fn splat_pair(row: *const f32, pair: usize) -> Self::Pairs {
-        unsafe { (_mm512_set1_ps(*row.add(pair)), _mm512_set1_ps(*row.add(SIMD_WIDTH + pair))) }
+        unsafe { (_mm512_set1_ps(*row.add(2 * pair)), _mm512_set1_ps(*row.add(2 * pair + 1))) }
     }
     #[inline(always)]
     unsafe fn widen(from: *const i8, into: *mut bf16) {
@@ -341,6 +328,19 @@ impl Simd for Zmm {
     }
 }
 
+/// Rounded to bf16, in the high half of each lane; anything in the low one.
+#[inline(always)]
+unsafe fn round_high_halves(values: __m512) -> __m512i {
+    unsafe {
+        let bits = _mm512_castps_si512(values);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        // NaN keeps its high bits, made quiet, so that rounding cannot carry it into infinity.
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
+        _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x0040_0000))
+    }
+}
+
 #[inline(always)]
 unsafe fn apart(pairs: __m512i) -> (__m512, __m512) {
     unsafe {
@@ -353,6 +353,7 @@ unsafe fn apart(pairs: __m512i) -> (__m512, __m512) {
 impl Simd for ZmmBf16 {
     type Pairs = __m512i;
     type Value = bf16;
+    const WIDENS: bool = false;
     const ROWS: usize = 8;
     const PANELS: usize = 2;
     zmm_common!();
@@ -376,11 +377,12 @@ impl Simd for ZmmBf16 {
         unsafe { _mm512_loadu_si512(from.cast()) }
     }
     #[inline(always)]
-    unsafe fn rows_of_step<const ROWS: usize>(
-        from: impl Fn(usize) -> *const bf16,
-        _: &mut RowsOfStep<ROWS>,
-    ) -> *const bf16 {
-        from(0)
+    unsafe fn copy_step(from: *const bf16, into: *mut bf16) {
+        unsafe { _mm512_storeu_si512(into.cast(), _mm512_loadu_si512(from.cast())) };
+    }
+    #[inline(always)]
+    unsafe fn store_step(both: [Self; 2], into: *mut bf16) {
+        unsafe { Self::store_bf16_both(both, into) };
     }
     #[inline(always)]
     unsafe fn splat_pair(row: *const bf16, pair: usize) -> Self::Pairs {
@@ -416,23 +418,23 @@ impl Ymm2 {
     }
 }
 
-/// Eight values rounded to bf16, each in the low half of its lane.
+/// Eight values rounded to bf16, in the high half of each lane; anything in the low one.
 #[inline(always)]
-unsafe fn round_halves(values: __m256) -> __m256i {
-    // SAFETY: as promised by the caller: the machine has AVX2.
+unsafe fn round_eight(values: __m256) -> __m256i {
     unsafe {
         let bits = _mm256_castps_si256(values);
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
         let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
         let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
         let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(values, values));
-        _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan))
+        _mm256_blendv_epi8(rounded, quiet, nan)
     }
 }
 
 impl Simd for Ymm2 {
     type Pairs = [__m256; 4];
     type Value = f32;
+    const WIDENS: bool = true;
     const ROWS: usize = 6;
     const PANELS: usize = 1;
 
@@ -455,7 +457,9 @@ impl Simd for Ymm2 {
     unsafe fn store_bf16(self, into: *mut bf16) {
         unsafe {
             // Packing works within halves of a register: put the quarters back in order.
-            let packed = _mm256_packus_epi32(round_halves(self.0), round_halves(self.1));
+            let low = _mm256_srli_epi32::<16>(round_eight(self.0));
+            let high = _mm256_srli_epi32::<16>(round_eight(self.1));
+            let packed = _mm256_packus_epi32(low, high);
             _mm256_storeu_si256(into.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
         }
     }
@@ -559,12 +563,31 @@ impl Simd for Ymm2 {
             ]
         }
     }
-    widened_rows!([a, b, c, d] => Self(a, b), Self(c, d));
+    #[inline(always)]
+    unsafe fn copy_step(from: *const bf16, into: *mut f32) {
+        unsafe {
+            for part in (0..STEP).step_by(8) {
+                let values = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(part).cast()));
+                let wide = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(values));
+                _mm256_storeu_ps(into.add(part), wide);
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_step(both: [Self; 2], into: *mut f32) {
+        unsafe {
+            let high = _mm256_set1_epi32(HIGH_HALF);
+            for (index, values) in [both[0].0, both[0].1, both[1].0, both[1].1].iter().enumerate() {
+                let rounded = _mm256_and_si256(round_eight(*values), high);
+                _mm256_storeu_si256(into.add(8 * index).cast(), rounded);
+            }
+        }
+    }
     #[inline(always)]
     unsafe fn splat_pair(row: *const f32, pair: usize) -> Self::Pairs {
         unsafe {
-            let first = _mm256_set1_ps(*row.add(pair));
-            let second = _mm256_set1_ps(*row.add(SIMD_WIDTH + pair));
+            let first = _mm256_set1_ps(*row.add(2 * pair));
+            let second = _mm256_set1_ps(*row.add(2 * pair + 1));
             [first, first, second, second]
         }
     }

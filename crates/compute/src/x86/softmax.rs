@@ -45,11 +45,11 @@ pub(super) struct RunningSoftmax {
 }
 
 /// One row's scores of a block, and where its weights go.
-pub(super) struct BlockRow<'a> {
+pub(super) struct BlockRow<'a, V> {
     /// [page of the block][16 rows][16 positions], from this row on.
     pub(super) scores: *const f32,
     /// [64 / 32][16 rows][32 positions], from this row on.
-    pub(super) weights: *mut bf16,
+    pub(super) weights: *mut V,
     /// The block's pages, at most [`BLOCK_PAGES`], and the first one's first position.
     pub(super) pages: &'a [*const u8],
     pub(super) position: usize,
@@ -63,7 +63,7 @@ pub(super) struct BlockRow<'a> {
 const COUNT: [f32; SIMD_WIDTH] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
 
-impl BlockRow<'_> {
+impl<V> BlockRow<'_, V> {
     /// Scores of one page, -∞ where the row does not see. A key's scale multiplies its score.
     #[inline(always)]
     unsafe fn page<S: Simd, const SCALED: bool, const WHOLE: bool>(&self, page: usize) -> S {
@@ -160,7 +160,7 @@ impl RunningSoftmax {
     >(
         &mut self,
         row: usize,
-        block: &BlockRow<'_>,
+        block: &BlockRow<'_, S::Value>,
         raised: &mut bool,
     ) {
         let count = if WHOLE { BLOCK_PAGES } else { block.pages.len() };
@@ -186,7 +186,7 @@ impl RunningSoftmax {
         row: usize,
         scores: &[S; BLOCK_PAGES],
         scale: f32,
-        weights: *mut bf16,
+        weights: *mut S::Value,
         pairs: usize,
         raised: &mut bool,
     ) {
@@ -225,7 +225,7 @@ impl RunningSoftmax {
     unsafe fn weigh_scaled<S: Simd>(
         &mut self,
         row: usize,
-        block: &BlockRow<'_>,
+        block: &BlockRow<'_, S::Value>,
         scores: &[S; BLOCK_PAGES],
         raised: &mut bool,
     ) {
@@ -246,7 +246,7 @@ impl RunningSoftmax {
                     let scales = Scales::of(page, block.head_dim);
                     *weights = weights.multiply(S::load((*scales).values.as_ptr()));
                 }
-                S::store_bf16_both(weights, block.weights.add(pair * TILE));
+                S::store_step(weights, block.weights.add(pair * TILE));
             }
             sum.store(self.sums[row].as_mut_ptr());
         }

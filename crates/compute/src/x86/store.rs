@@ -62,19 +62,21 @@ for_each_isa! {
     fn store = store_simd(keys: &[bf16], values: &[bf16], into: PagePlace, slot: usize)
 }
 
-/// Copies the heads of up to 16 rows into left-tile order, [d / 32][16 rows][32].
+/// Copies the heads of up to 16 rows into left-tile order, [d / 32][16 rows][32], as products read them.
 #[inline(always)]
-unsafe fn load_tile_simd<S: Simd>(rows: &[&[bf16]], into: *mut bf16) {
+unsafe fn load_tile_simd<S: Simd>(rows: &[&[bf16]], into: *mut f32) {
     for (row, values) in rows.iter().enumerate() {
         let (steps, rest) = values.as_chunks::<STEP>();
-        // SAFETY: every place lies in the tiles, as promised by the caller. A step is as long as a vector.
+        // SAFETY: every place lies in the tiles, as promised by the caller.
         unsafe {
-            let into = into.add(row * STEP);
+            let into = into.cast::<S::Value>().add(row * STEP);
             for (step, values) in steps.iter().enumerate() {
-                S::load(values.as_ptr().cast()).store(into.add(step * TILE).cast());
+                S::copy_step(values.as_ptr(), into.add(step * TILE));
             }
             if !rest.is_empty() {
-                rest.as_ptr().copy_to_nonoverlapping(into.add(steps.len() * TILE), rest.len());
+                let mut values = [bf16::ZERO; STEP];
+                values[..rest.len()].copy_from_slice(rest);
+                S::copy_step(values.as_ptr(), into.add(steps.len() * TILE));
             }
         }
     }
@@ -82,7 +84,7 @@ unsafe fn load_tile_simd<S: Simd>(rows: &[&[bf16]], into: *mut bf16) {
 
 for_each_isa! {
     /// Copies the heads of up to 16 rows into left-tile order.
-    fn load_tile = load_tile_simd(rows: &[&[bf16]], into: *mut bf16)
+    fn load_tile = load_tile_simd(rows: &[&[bf16]], into: *mut f32)
 }
 
 /// The exponent of infinity and NaN.

@@ -23,7 +23,7 @@ pub(super) const RESULT_TILE: usize = TILE_ROWS * PANEL;
 /// stay in a cache.
 pub(super) const ROWS_OF_PAIR: usize = 2 * TILE_ROWS;
 /// Steps of k for which a pair of panels stays in the first-level cache (40 KiB of 48).
-const STEPS_IN_CACHE: usize = 20;
+pub(super) const STEPS_IN_CACHE: usize = 20;
 /// Steps of a piece if k is cut into several: fewer, because results pass through the cache as
 /// well.
 const STEPS_OF_PIECE: usize = 12;

@@ -4,26 +4,29 @@
 //! one chain in the order of the pairs. It does not depend on the rows and panels it shares registers
 //! with.
 
+use super::for_each_isa;
 use super::panel_pass::PanelPass;
-use super::simd::{RowsOfStep, Simd};
-use super::tiles::{PANEL, RESULT_TILE, ROWS_OF_PAIR, STEP, TILE, TILE_ROWS};
+use super::simd::Simd;
+use super::tiles::{PANEL, RESULT_TILE, ROWS_OF_PAIR, Rows, STEP, TILE, TILE_ROWS};
 use half::bf16;
-use std::mem::MaybeUninit;
-
-/// Rows that share registers if both row blocks of a pair are multiplied at once: twice twelve, and eight are left.
-const ROWS_OF_BOTH: usize = 12;
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::ops::Range;
 
 /// Pairs of half a step, which stand side by side in a right operand.
 pub(super) const HALF_PAIRS: usize = STEP / 4;
+/// Values of a cache line of widened rows.
+const LINE_WIDENED: usize = 16;
+/// Values of a pair of row blocks and a step.
+pub(super) const STEP_OF_PAIR: usize = 2 * TILE;
 
-/// One left row block or two against one or two panels of 16 outputs.
+/// Some rows against one or two panels of 16 outputs.
 #[derive(Clone, Copy)]
-pub(super) struct DotRows<R> {
-    /// [k / 32][16 rows][32 k], the last step whole.
-    pub(super) left: *const bf16,
-    /// Values from the first row block to the second.
-    pub(super) left_block: usize,
-    /// Rows that matter, at most 16 of each block.
+pub(super) struct DotRows<V, R> {
+    /// [k / 32][rows][32 k], the last step whole.
+    pub(super) left: *const V,
+    /// Values from step to step.
+    pub(super) left_step: usize,
+    /// Rows that matter, at most a pair of row blocks.
     pub(super) rows: usize,
     /// Where half a step of a panel stands: [8][16 outputs][2 k], with `right_pair` values from pair to pair.
     pub(super) right: R,
@@ -38,82 +41,75 @@ pub(super) struct DotRows<R> {
     pub(super) accumulate: bool,
 }
 
-/// All rows of one row block and all panels. `right` is asked for half a step and a panel.
+/// All rows and all panels. `right` is asked for half a step and a panel. With `FETCH`, a step fetches what the next one
+/// reads of the rows.
 #[inline(always)]
-pub(super) unsafe fn dot_rows<S: Simd>(dot: &DotRows<impl Fn(usize, usize) -> *const bf16>) {
-    // SAFETY: as promised by the caller.
-    unsafe { dot_blocks::<S, false>(dot) };
-}
-
-/// The same of one row block, or of `BOTH`.
-#[inline(always)]
-unsafe fn dot_blocks<S: Simd, const BOTH: bool>(
-    dot: &DotRows<impl Fn(usize, usize) -> *const bf16>,
+pub(super) unsafe fn dot_rows<S: Simd, const FETCH: bool>(
+    dot: &DotRows<S::Value, impl Fn(usize, usize) -> *const bf16>,
 ) {
     // SAFETY: as promised by the caller.
     unsafe {
         if dot.panels == 2 && S::PANELS == 2 {
-            return dot_panels::<S, 2, BOTH>(dot, 0);
+            return dot_panels::<S, FETCH, 2>(dot, 0);
         }
         for panel in 0..dot.panels {
-            dot_panels::<S, 1, BOTH>(dot, panel);
+            dot_panels::<S, FETCH, 1>(dot, panel);
         }
     }
+}
+
+/// Groups of rows that share registers: the first row of each, and how many there are.
+#[inline(always)]
+fn groups<S: Simd>(rows: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut first = 0;
+    std::iter::from_fn(move || {
+        let left = rows.min((first / S::SPAN + 1) * S::SPAN) - first;
+        let count = match left {
+            // Twice eight, rather than twelve and four.
+            TILE_ROWS if S::ROWS > 8 => 8,
+            _ if left >= S::ROWS => S::ROWS,
+            _ if left >= 8 => 8,
+            _ if left >= 4 => 4,
+            _ => left,
+        };
+        first += count;
+        (count > 0).then_some((first - count, count))
+    })
 }
 
 /// So many panels from one on.
 #[inline(always)]
-unsafe fn dot_panels<S: Simd, const PANELS: usize, const BOTH: bool>(
-    dot: &DotRows<impl Fn(usize, usize) -> *const bf16>,
+unsafe fn dot_panels<S: Simd, const FETCH: bool, const PANELS: usize>(
+    dot: &DotRows<S::Value, impl Fn(usize, usize) -> *const bf16>,
     panel: usize,
 ) {
-    let mut row = 0;
-    // SAFETY: rows below `dot.rows`, as promised by the caller.
-    unsafe {
-        while BOTH && row + ROWS_OF_BOTH <= dot.rows {
-            dot_some_rows::<S, ROWS_OF_BOTH, PANELS, BOTH>(dot, row, panel);
-            row += ROWS_OF_BOTH;
-        }
-        while row + S::ROWS <= dot.rows {
-            match S::ROWS {
-                8 => dot_some_rows::<S, 8, PANELS, BOTH>(dot, row, panel),
-                _ => dot_some_rows::<S, 6, PANELS, BOTH>(dot, row, panel),
+    for (first, count) in groups::<S>(dot.rows) {
+        // SAFETY: rows below `dot.rows`, as promised by the caller.
+        unsafe {
+            match count {
+                12 if S::ROWS == 12 => dot_group::<S, FETCH, 12, PANELS>(dot, first, panel),
+                8 if S::ROWS >= 8 => dot_group::<S, FETCH, 8, PANELS>(dot, first, panel),
+                6 if S::ROWS == 6 => dot_group::<S, FETCH, 6, PANELS>(dot, first, panel),
+                4 => dot_group::<S, FETCH, 4, PANELS>(dot, first, panel),
+                3 => dot_group::<S, FETCH, 3, PANELS>(dot, first, panel),
+                2 => dot_group::<S, FETCH, 2, PANELS>(dot, first, panel),
+                _ => dot_group::<S, FETCH, 1, PANELS>(dot, first, panel),
             }
-            row += S::ROWS;
-        }
-        while row + 4 <= dot.rows {
-            dot_some_rows::<S, 4, PANELS, BOTH>(dot, row, panel);
-            row += 4;
-        }
-        while row + 2 <= dot.rows {
-            dot_some_rows::<S, 2, PANELS, BOTH>(dot, row, panel);
-            row += 2;
-        }
-        if row < dot.rows {
-            dot_some_rows::<S, 1, PANELS, BOTH>(dot, row, panel);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn dot_some_rows<S: Simd, const ROWS: usize, const PANELS: usize, const BOTH: bool>(
-    dot: &DotRows<impl Fn(usize, usize) -> *const bf16>,
+unsafe fn dot_group<S: Simd, const FETCH: bool, const ROWS: usize, const PANELS: usize>(
+    dot: &DotRows<S::Value, impl Fn(usize, usize) -> *const bf16>,
     first: usize,
     first_panel: usize,
 ) {
     // SAFETY: all places lie inside the operands that the caller describes.
     unsafe {
-        let of_block = |row: usize| match BOTH {
-            true => ((first + row) / TILE_ROWS, (first + row) % TILE_ROWS),
-            false => (0, first + row),
-        };
         let place = |row: usize, panel: usize| {
-            let (block, row) = of_block(row);
+            let (block, row) = ((first + row) / TILE_ROWS, (first + row) % TILE_ROWS);
             dot.result.add((2 * block + first_panel + panel) * RESULT_TILE + row * PANEL)
-        };
-        let left = |row: usize, step: usize| {
-            let (block, row) = of_block(row);
-            dot.left.add(block * dot.left_block + step * TILE + row * STEP)
         };
         let mut sums = [[S::splat(0.0); PANELS]; ROWS];
         if dot.accumulate {
@@ -123,9 +119,8 @@ unsafe fn dot_some_rows<S: Simd, const ROWS: usize, const PANELS: usize, const B
                 }
             }
         }
-        let mut room = RowsOfStep::<ROWS>(MaybeUninit::uninit());
         for step in (0..dot.halves).step_by(2) {
-            let inputs = S::rows_of_step(|row| left(row, step / 2), &mut room);
+            let inputs = dot.left.wrapping_add(step / 2 * dot.left_step + first * STEP);
             for half in step..(step + 2).min(dot.halves) {
                 // Loops, not closures over vectors: one that is not inlined would lose the instruction set.
                 let mut right = [(dot.right)(half, first_panel); PANELS];
@@ -133,22 +128,23 @@ unsafe fn dot_some_rows<S: Simd, const ROWS: usize, const PANELS: usize, const B
                     *right = (dot.right)(half, first_panel + panel);
                 }
                 for pair in (half - step) * HALF_PAIRS..(half - step + 1) * HALF_PAIRS {
+                    if FETCH && pair < ROWS {
+                        let next = inputs.wrapping_add(dot.left_step + pair * STEP);
+                        _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                        _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(LINE_WIDENED).cast());
+                    }
                     let mut weights = [S::load_pairs(right[0]); PANELS];
                     for (panel, weights) in weights.iter_mut().enumerate().skip(1) {
                         *weights = S::load_pairs(right[panel]);
                     }
-                    // With many rows, all first products before the second ones: it takes fewer registers.
-                    let apart = ROWS == ROWS_OF_BOTH;
+                    // All first products before the second ones: it takes fewer registers.
                     for (row, sums) in sums.iter_mut().enumerate() {
                         let input = S::splat_pair(inputs.add(row * STEP), pair);
                         for (sum, &weights) in sums.iter_mut().zip(&weights) {
                             *sum = sum.dot_first(weights, input);
-                            if !apart {
-                                *sum = sum.dot_second(weights, input);
-                            }
                         }
                     }
-                    for (row, sums) in sums.iter_mut().enumerate().filter(|_| apart) {
+                    for (row, sums) in sums.iter_mut().enumerate().filter(|_| S::WIDENS) {
                         let input = S::splat_pair(inputs.add(row * STEP), pair);
                         for (sum, &weights) in sums.iter_mut().zip(&weights) {
                             *sum = sum.dot_second(weights, input);
@@ -168,36 +164,67 @@ unsafe fn dot_some_rows<S: Simd, const ROWS: usize, const PANELS: usize, const B
     }
 }
 
-/// One pair of row blocks of a pass.
 #[inline(always)]
-pub(super) unsafe fn multiply<S: Simd>(pass: &PanelPass, pair: usize) {
+unsafe fn multiply_simd<S: Simd>(pass: &PanelPass, pair: usize) {
     let rows = (pass.rows.len() - pair * ROWS_OF_PAIR).min(ROWS_OF_PAIR);
+    let right =
+        |half: usize, panel: usize| pass.right[panel].wrapping_add(half * HALF_PAIRS * 2 * PANEL);
+    let both = DotRows {
+        left: pass.widened.wrapping_add(pair * pass.widened_pair).cast::<S::Value>(),
+        left_step: STEP_OF_PAIR,
+        rows,
+        right,
+        right_pair: 2 * PANEL,
+        panels: 1 + usize::from(pass.right[1] != pass.right[0]),
+        halves: 2 * pass.steps,
+        result: pass.results(pair),
+        accumulate: pass.accumulate,
+    };
     // SAFETY: the pass's operands are live, by the caller's promise.
     unsafe {
-        let right = |half: usize, panel: usize| {
-            pass.right[panel].wrapping_add(half * HALF_PAIRS * 2 * PANEL)
-        };
-        let both = DotRows {
-            left: pass.left.add(2 * pair * pass.left_block),
-            left_block: pass.left_block,
-            rows,
-            right,
-            right_pair: 2 * PANEL,
-            panels: 1 + usize::from(pass.right[1] != pass.right[0]),
-            halves: 2 * pass.steps,
-            result: pass.results(pair),
-            accumulate: pass.accumulate,
-        };
-        if S::BOTH_BLOCKS && rows > TILE_ROWS {
-            return dot_blocks::<S, true>(&both);
+        if S::WIDENS {
+            return dot_rows::<S, true>(&both);
         }
         for block in 0..rows.div_ceil(TILE_ROWS) {
-            dot_rows::<S>(&DotRows {
-                left: both.left.add(block * pass.left_block),
+            dot_rows::<S, false>(&DotRows {
+                left: pass.left.add((2 * pair + block) * pass.left_block).cast(),
+                left_step: TILE,
                 rows: (rows - block * TILE_ROWS).min(TILE_ROWS),
                 result: both.result.add(2 * block * RESULT_TILE),
                 ..both
             });
         }
     }
+}
+
+for_each_isa! {
+    /// Multiplies one pair of row blocks of a pass.
+    fn multiply = multiply_simd(pass: &PanelPass, pair: usize)
+}
+
+#[inline(always)]
+unsafe fn widen_simd<S: Simd>(
+    left: Rows,
+    rows: &Range<usize>,
+    steps: &Range<usize>,
+    into: *mut f32,
+) {
+    let first = rows.start / TILE_ROWS;
+    for block in 0..rows.len().div_ceil(TILE_ROWS) {
+        let pair = block / 2 * steps.len() * STEP_OF_PAIR;
+        for (index, step) in steps.clone().enumerate() {
+            let into = into.wrapping_add(pair + index * STEP_OF_PAIR + block % 2 * TILE);
+            let tile = left.tile(first + block, step);
+            for row in 0..TILE_ROWS {
+                // SAFETY: a whole tile, and room for it, as promised by the caller.
+                unsafe { S::copy_step(tile.add(row * STEP), into.add(row * STEP).cast()) };
+            }
+        }
+    }
+}
+
+for_each_isa! {
+    /// Widens some steps of some rows, which begin with a row block: [pair of row blocks][step][32 rows][32 k]. There is
+    /// room for whole pairs. Only for instruction sets whose products read such rows.
+    fn widen = widen_simd(left: Rows, rows: &Range<usize>, steps: &Range<usize>, into: *mut f32)
 }

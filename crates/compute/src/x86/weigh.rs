@@ -33,7 +33,8 @@ pub(super) trait Weigh: Simd {
     ///
     /// # Safety
     /// 32 weights fit at `into`.
-    unsafe fn weigh<const TILES: bool>(line: Self::Line, sum: Self, into: *mut bf16) -> Self;
+    unsafe fn weigh<const TILES: bool>(line: Self::Line, sum: Self, into: *mut Self::Value)
+    -> Self;
 }
 
 /// Where a pair of a page's positions stands among the sixteen of two pages, if weights are for tiles: by fours, one page
@@ -69,12 +70,12 @@ macro_rules! weigh_in_f32 {
             unsafe fn weigh<const TILES: bool>(
                 [a, b]: Self::Line,
                 sum: Self,
-                into: *mut bf16,
+                into: *mut Self::Value,
             ) -> Self {
                 // SAFETY: as promised by the caller.
                 unsafe {
                     let (first, second) = (weight(a), weight(b));
-                    Self::store_bf16_both([first, second], into);
+                    Self::store_step([first, second], into);
                     sum.add(first.add(second))
                 }
             }
@@ -181,7 +182,14 @@ mod tests {
             let (scale, offset) = (S::splat(0.5 * S::PARTS), S::splat(S::ONE - 3.0 * S::PARTS));
             let x = [0, SIMD_WIDTH]
                 .map(|first| S::load(scores.as_ptr().add(first)).multiply_add(scale, offset));
-            *sum = S::weigh::<false>(S::line(x), S::splat(0.0), into.as_mut_ptr()).sum();
+            let mut weights = [0.0_f32; 2 * SIMD_WIDTH];
+            let place = weights.as_mut_ptr().cast();
+            *sum = S::weigh::<false>(S::line(x), S::splat(0.0), place).sum();
+            let narrow = weights.as_ptr().cast::<bf16>();
+            for (index, into) in into.iter_mut().enumerate() {
+                let narrow = || narrow.add(index).read();
+                *into = if S::WIDENS { bf16::from_f32(weights[index]) } else { narrow() };
+            }
         }
     }
 

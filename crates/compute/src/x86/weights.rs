@@ -6,7 +6,7 @@ use super::epilogue::{
 };
 use super::norm::{NormRow, copy_rows, norm_row};
 use super::pack::{Panels, Sources};
-use super::product::{Blocking, Multiplier, share_start};
+use super::product::{Multiplier, share_start};
 use super::tiles::{Activations, PANEL, ROWS_OF_PAIR, STEP, TILE_ROWS};
 use crate::memory::{Arena, Memory, SharedMut};
 use crate::rope::Rope;
@@ -177,7 +177,7 @@ impl X86Weights {
             IntoSlab::Down => (self.gated.view(), &self.matrices.layers[layer].down),
         };
         let add = AddResidual::new(&mut self.slab, self.stride, &self.rows);
-        let blocking = Blocking::new(self.rows.len(), weights, 2, self.threads.count());
+        let blocking = self.multiplier.blocking(self.rows.len(), weights, 2);
         let rows = self.rows.len();
         // SAFETY: `load` was asked for an instruction set that is there; slab rows of a batch are distinct.
         unsafe { self.multiplier.run(&self.threads, left, rows, weights, &blocking, &add) };
@@ -196,7 +196,7 @@ impl X86Weights {
         };
         let (left, rows) = (self.inputs.view(), self.rows.len());
         let group = finish.group();
-        let blocking = Blocking::new(rows, qkv, group, self.threads.count());
+        let blocking = self.multiplier.blocking(rows, qkv, group);
         // SAFETY: as in `multiply_into_slab`; targets point at whole rows of the shards.
         unsafe { self.multiplier.run(&self.threads, left, rows, qkv, &blocking, &finish) };
     }
@@ -208,7 +208,7 @@ impl X86Weights {
         into.clear_padding();
         let gate = Gate { into };
         let left = self.inputs.view();
-        let blocking = Blocking::new(rows, weights, 2, self.threads.count());
+        let blocking = self.multiplier.blocking(rows, weights, 2);
         // SAFETY: as in `multiply_into_slab`; `gated` has room for the slab's rows.
         unsafe { self.multiplier.run(&self.threads, left, rows, weights, &blocking, &gate) };
     }
@@ -372,7 +372,7 @@ impl X86Weights {
         self.take_rows(rows.iter().copied());
         self.norm_rows(Norm::Final);
         let panels = &self.matrices.classifier.as_ref().expect("the slice classifies").panels;
-        let blocking = Blocking::new(rows.len(), panels, 2, self.threads.count());
+        let blocking = self.multiplier.blocking(rows.len(), panels, 2);
         let store = StoreLogits { logits: SharedMut::new(logits), vocab: self.config.vocab };
         let left = self.inputs.view();
         // SAFETY: as in `multiply_into_slab`; there are logits for all rows.
@@ -384,7 +384,7 @@ impl X86Weights {
         self.take_rows(rows.iter().copied());
         self.norm_rows(Norm::Final);
         let panels = &self.matrices.classifier.as_ref().expect("the slice classifies").panels;
-        let blocking = Blocking::new(rows.len(), panels, 2, self.threads.count());
+        let blocking = self.multiplier.blocking(rows.len(), panels, 2);
         self.bests.clear();
         self.bests.resize(blocking.blocks * rows.len(), Best::NONE);
         let find = FindBest {

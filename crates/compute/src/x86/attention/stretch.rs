@@ -194,7 +194,8 @@ impl<'a> Stretch<'a> {
         let pages = &self.pages[block.clone()];
         let mut raised = false;
         let mut scores = work.scores.as_ptr();
-        let mut weights = work.weights.as_mut_ptr().wrapping_add(block.start / STEP_PAGES * TILE);
+        let weights = work.weights.as_mut_ptr().cast::<S::Value>();
+        let mut weights = weights.wrapping_add(block.start / STEP_PAGES * TILE);
         let mut first_row = tiles.start * TILE_ROWS;
         for part in &mut work.parts[tiles.clone()] {
             let rows = (self.queries.rows - first_row).min(TILE_ROWS);
@@ -258,7 +259,7 @@ impl<'a> Stretch<'a> {
         );
         let block = TileBlock {
             scores: work.scores.as_ptr(),
-            weights: work.weights.as_mut_ptr().wrapping_add(weights),
+            weights: work.weights.as_mut_ptr().cast::<bf16>().wrapping_add(weights),
             weights_tile: STRETCH_WEIGHTS,
             pairs,
             rows: rows.len(),
@@ -285,13 +286,14 @@ impl<'a> Stretch<'a> {
         let (keys, next) = (&self.keys[block], &self.keys[next]);
         // SAFETY: as promised by the caller.
         unsafe {
-            let queries = work.queries.as_ptr().add(tiles.start * head_dim.div_ceil(STEP) * TILE);
+            let queries = work.queries.as_ptr().cast::<S::Value>();
+            let queries = queries.add(tiles.start * head_dim.div_ceil(STEP) * TILE);
             let into = work.scores.as_mut_ptr();
             if self.tiles::<S>() && tiles.len() == TILES_TOGETHER {
-                return amx::score_pages_of_two(queries, keys, next, head_dim, into, begun);
+                return amx::score_pages_of_two(queries.cast(), keys, next, head_dim, into, begun);
             }
             if self.tiles::<S>() {
-                amx::score_pages(queries, keys, head_dim, into, &mut self.fetcher);
+                amx::score_pages(queries.cast(), keys, head_dim, into, &mut self.fetcher);
                 return false;
             }
             for (index, keys) in keys.chunks(2).enumerate() {
@@ -299,9 +301,9 @@ impl<'a> Stretch<'a> {
                 let right = |half: usize, panel: usize| {
                     keys[panel].wrapping_add(half * HALF_PAIRS * 2 * PAGE)
                 };
-                dot_rows::<S>(&DotRows {
+                dot_rows::<S, false>(&DotRows {
                     left: queries,
-                    left_block: 0,
+                    left_step: TILE,
                     rows: (self.queries.rows - tiles.start * TILE_ROWS).min(TILE_ROWS),
                     right,
                     right_pair: 2 * PAGE,
@@ -331,11 +333,12 @@ impl<'a> Stretch<'a> {
         // SAFETY: as promised by the caller.
         unsafe {
             self.prepare_values::<S, SCALED>(work);
-            let weights = work.weights.as_ptr().add(pages.start / STEP_PAGES * TILE);
+            let all_weights = work.weights.as_ptr().cast::<S::Value>();
             let part = &mut work.parts[tiles.start];
             let (into, begun) = (part.values.as_mut_ptr(), part.begun);
             part.begun = true;
             if self.tiles::<S>() {
+                let weights = all_weights.add(pages.start / STEP_PAGES * TILE).cast();
                 let places = &self.values[pages];
                 let values = match SCALED {
                     true => ValueTiles::in_pages(places, head_dim),
@@ -364,9 +367,9 @@ impl<'a> Stretch<'a> {
                     let right = |half: usize, panel: usize| {
                         self.values[first + half].wrapping_add(column_values * (column + panel))
                     };
-                    dot_rows::<S>(&DotRows {
-                        left: work.weights.as_ptr().add(first / STEP_PAGES * TILE),
-                        left_block: 0,
+                    dot_rows::<S, false>(&DotRows {
+                        left: all_weights.add(first / STEP_PAGES * TILE),
+                        left_step: TILE,
                         rows: (self.queries.rows - tiles.start * TILE_ROWS).min(TILE_ROWS),
                         right,
                         right_pair,

@@ -249,11 +249,11 @@ impl Batch<'_> {
         }
     }
 
-    /// Copies the queries of some rows and query heads into left-tile order.
+    /// Copies the queries of some rows and query heads into left-tile order, as products read them.
     pub(super) fn load_queries(
         &self,
         pairs: impl Iterator<Item = (usize, usize)>,
-        queries: &mut [bf16],
+        queries: &mut [f32],
     ) {
         let config = &self.shape.config;
         let (width, head_dim) = (config.qkv_width(), config.head_dim);
@@ -270,7 +270,9 @@ impl Batch<'_> {
             (tile, count)
         };
         let mut next = next_tile();
-        for queries in queries.chunks_exact_mut(head_dim.div_ceil(STEP) * TILE) {
+        let values = head_dim.div_ceil(STEP) * TILE;
+        let room = if self.shape.isa.widens() { values } else { values / 2 };
+        for queries in queries.chunks_exact_mut(room) {
             let (tile, count) = std::mem::replace(&mut next, next_tile());
             if count == 0 {
                 return;
