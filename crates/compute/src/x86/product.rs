@@ -331,9 +331,29 @@ impl Task<'_> {
         widened: &mut WidenedRows<'_>,
         epilogue: &impl Epilogue,
     ) {
+        let mut delayed = DelayedEpilogue::none(epilogue);
+        // SAFETY: passes lie inside their operands; the rest as promised by the caller.
+        unsafe {
+            self.passes(results, widened, &mut |pass| match self.isa {
+                Isa::Amx => amx::multiply(pass, &mut delayed),
+                isa => multiply_vectors(isa, pass, &mut delayed),
+            });
+            finish(self.isa, &mut delayed);
+        }
+    }
+
+    /// Has each pass multiplied, in order. (Compiled once, not for every epilogue.)
+    ///
+    /// # Safety
+    /// As `Multiplier::run`.
+    unsafe fn passes(
+        &self,
+        results: &mut [f32],
+        widened: &mut WidenedRows<'_>,
+        multiply: &mut dyn FnMut(&PanelPass),
+    ) {
         let results_pair = self.rows.len().div_ceil(ROWS_OF_PAIR) * RESULTS_OF_PAIR;
         let (room, results) = (results.len(), results.as_mut_ptr());
-        let mut delayed = DelayedEpilogue::none(epilogue);
         let mut ranges = self.ranges().peekable();
         while let Some(range) = ranges.next() {
             let ahead = match ranges.peek() {
@@ -371,16 +391,8 @@ impl Task<'_> {
                     )
                 }),
             };
-            // SAFETY: the pass lies inside its operands; the machine has the instruction set.
-            unsafe {
-                match self.isa {
-                    Isa::Amx => amx::multiply(&pass, &mut delayed),
-                    isa => multiply_vectors(isa, &pass, &mut delayed),
-                }
-            }
+            multiply(&pass);
         }
-        // SAFETY: as promised by the caller.
-        unsafe { finish(self.isa, &mut delayed) };
     }
 
     /// This pass's part of the next piece of the left operand, which later passes need. Nothing, if
