@@ -215,8 +215,8 @@ unsafe fn widen_simd<S: Simd>(
         for (index, step) in steps.clone().enumerate() {
             let into = into.wrapping_add(pair + index * STEP_OF_PAIR + block % 2 * TILE);
             let tile = left.tile(first + block, step);
-            for row in 0..TILE_ROWS {
-                // SAFETY: a whole tile, and room for it, as promised by the caller.
+            for row in 0..(rows.len() - block * TILE_ROWS).min(TILE_ROWS) {
+                // SAFETY: a row of a tile, and room for it, as promised by the caller.
                 unsafe { S::copy_step(tile.add(row * STEP), into.add(row * STEP).cast()) };
             }
         }
