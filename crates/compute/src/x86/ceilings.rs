@@ -46,7 +46,7 @@ pub(crate) unsafe fn peak(isa: Isa, rounds: usize) {
 #[inline(always)]
 unsafe fn peak_simd<S: Simd>(rounds: usize) {
     // AVX2 has room for fewer chains of two registers each, and needs fewer.
-    let chains = if S::ROWS < 8 { CHAINS / 3 } else { CHAINS };
+    let chains = if S::ROWS < 8 { CHAINS / 2 } else { CHAINS };
     let values = operands::<{ 2 * SIMD_WIDTH }>();
     // SAFETY: as promised by the caller; sixteen pairs lie in the array.
     unsafe {
@@ -55,7 +55,10 @@ unsafe fn peak_simd<S: Simd>(rounds: usize) {
             let mut sums = [S::splat(0.0); CHAINS];
             for _ in 0..rounds {
                 for sum in &mut sums[..chains] {
-                    *sum = sum.dot_first(pairs, pairs).dot_second(pairs, pairs);
+                    *sum = sum.dot_first(pairs, pairs);
+                }
+                for sum in &mut sums[..chains] {
+                    *sum = sum.dot_second(pairs, pairs);
                 }
             }
             for sum in sums {

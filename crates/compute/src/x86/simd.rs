@@ -10,6 +10,7 @@
 
 use super::tiles::{STEP, TILE_ROWS};
 use half::bf16;
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Values in one [`Simd`].
@@ -64,6 +65,11 @@ pub(super) trait Simd: Copy {
 
     /// Sixteen pairs, 64 bytes.
     unsafe fn load_pairs(from: *const bf16) -> Self::Pairs;
+    /// The same pairs, before their second products. Where registers are few they are loaded again, not kept.
+    #[inline(always)]
+    unsafe fn load_again(pairs: Self::Pairs, _from: *const bf16) -> Self::Pairs {
+        pairs
+    }
     /// Thirty-two values of a row, as products read them.
     unsafe fn copy_step(from: *const bf16, into: *mut Self::Value);
     /// Two vectors, one after the other, rounded to bf16, likewise.
@@ -561,6 +567,15 @@ impl Simd for Ymm2 {
                 _mm256_castsi256_ps(_mm256_and_si256(low, mask)),
                 _mm256_castsi256_ps(_mm256_and_si256(high, mask)),
             ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_again(_pairs: Self::Pairs, mut from: *const bf16) -> Self::Pairs {
+        // The compiler may not know that it is the same place: it would keep what it loaded before, and have no
+        // registers left for sums.
+        unsafe {
+            asm!("/* {0} */", inout(reg) from, options(pure, nomem, nostack, preserves_flags));
+            Self::load_pairs(from)
         }
     }
     #[inline(always)]

@@ -119,40 +119,43 @@ unsafe fn dot_group<S: Simd, const FETCH: bool, const ROWS: usize, const PANELS:
                 }
             }
         }
-        for step in (0..dot.halves).step_by(2) {
-            let inputs = dot.left.wrapping_add(step / 2 * dot.left_step + first * STEP);
-            for half in step..(step + 2).min(dot.halves) {
-                // Loops, not closures over vectors: one that is not inlined would lose the instruction set.
-                let mut right = [(dot.right)(half, first_panel); PANELS];
-                for (panel, right) in right.iter_mut().enumerate().skip(1) {
-                    *right = (dot.right)(half, first_panel + panel);
+        for half in 0..dot.halves {
+            let step = dot.left.wrapping_add(half / 2 * dot.left_step + first * STEP);
+            let inputs = step.wrapping_add(half % 2 * 2 * HALF_PAIRS);
+            // Loops, not closures over vectors: one that is not inlined would lose the instruction set.
+            let mut right = [(dot.right)(half, first_panel); PANELS];
+            for (panel, right) in right.iter_mut().enumerate().skip(1) {
+                *right = (dot.right)(half, first_panel + panel);
+            }
+            for pair in 0..HALF_PAIRS {
+                let row = half % 2 * HALF_PAIRS + pair;
+                if FETCH && row < ROWS {
+                    let next = step.wrapping_add(dot.left_step + row * STEP);
+                    _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(LINE_WIDENED).cast());
                 }
-                for pair in (half - step) * HALF_PAIRS..(half - step + 1) * HALF_PAIRS {
-                    if FETCH && pair < ROWS {
-                        let next = inputs.wrapping_add(dot.left_step + pair * STEP);
-                        _mm_prefetch::<_MM_HINT_T0>(next.cast());
-                        _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(LINE_WIDENED).cast());
+                let mut weights = [S::load_pairs(right[0]); PANELS];
+                for (panel, weights) in weights.iter_mut().enumerate().skip(1) {
+                    *weights = S::load_pairs(right[panel]);
+                }
+                // All first products before the second ones: it takes fewer registers.
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let input = S::splat_pair(inputs.add(row * STEP), pair);
+                    for (sum, &weights) in sums.iter_mut().zip(&weights) {
+                        *sum = sum.dot_first(weights, input);
                     }
-                    let mut weights = [S::load_pairs(right[0]); PANELS];
-                    for (panel, weights) in weights.iter_mut().enumerate().skip(1) {
-                        *weights = S::load_pairs(right[panel]);
+                }
+                for (panel, weights) in weights.iter_mut().enumerate().filter(|_| S::WIDENS) {
+                    *weights = S::load_again(*weights, right[panel]);
+                }
+                for (row, sums) in sums.iter_mut().enumerate().filter(|_| S::WIDENS) {
+                    let input = S::splat_pair(inputs.add(row * STEP), pair);
+                    for (sum, &weights) in sums.iter_mut().zip(&weights) {
+                        *sum = sum.dot_second(weights, input);
                     }
-                    // All first products before the second ones: it takes fewer registers.
-                    for (row, sums) in sums.iter_mut().enumerate() {
-                        let input = S::splat_pair(inputs.add(row * STEP), pair);
-                        for (sum, &weights) in sums.iter_mut().zip(&weights) {
-                            *sum = sum.dot_first(weights, input);
-                        }
-                    }
-                    for (row, sums) in sums.iter_mut().enumerate().filter(|_| S::WIDENS) {
-                        let input = S::splat_pair(inputs.add(row * STEP), pair);
-                        for (sum, &weights) in sums.iter_mut().zip(&weights) {
-                            *sum = sum.dot_second(weights, input);
-                        }
-                    }
-                    for right in &mut right {
-                        *right = right.wrapping_add(dot.right_pair);
-                    }
+                }
+                for right in &mut right {
+                    *right = right.wrapping_add(dot.right_pair);
                 }
             }
         }
