@@ -29,6 +29,8 @@ pub(super) trait Simd: Copy {
     /// Rows and panels that a product keeps in registers at a time.
     const ROWS: usize;
     const PANELS: usize;
+    /// With so few rows, two panels are in registers where it is one with more.
+    const ROWS_FEW: usize = 0;
     /// The rows in registers are of one such span of all rows.
     const SPAN: usize = TILE_ROWS;
 
@@ -443,6 +445,7 @@ impl Simd for Ymm2 {
     const WIDENS: bool = true;
     const ROWS: usize = 6;
     const PANELS: usize = 1;
+    const ROWS_FEW: usize = 2;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {

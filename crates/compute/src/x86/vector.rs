@@ -16,6 +16,8 @@ use std::ops::Range;
 pub(super) const HALF_PAIRS: usize = STEP / 4;
 /// Values of a cache line of widened rows.
 const LINE_WIDENED: usize = 16;
+/// Weights are fetched so far ahead.
+const AHEAD: usize = 1024;
 /// Values of a pair of row blocks and a step.
 pub(super) const STEP_OF_PAIR: usize = 2 * TILE;
 
@@ -39,17 +41,19 @@ pub(super) struct DotRows<V, R> {
     pub(super) result: *mut f32,
     /// Whether sums continue from what `result` holds, or start at zero.
     pub(super) accumulate: bool,
+    /// Whether these rows are the first that meet the panels, which then come from memory.
+    pub(super) first: bool,
 }
 
 /// All rows and all panels. `right` is asked for half a step and a panel. With `FETCH`, a step fetches what the next one
-/// reads of the rows.
+/// reads of the rows, and the first rows fetch the panels, which lie one after the other.
 #[inline(always)]
 pub(super) unsafe fn dot_rows<S: Simd, const FETCH: bool>(
     dot: &DotRows<S::Value, impl Fn(usize, usize) -> *const bf16>,
 ) {
     // SAFETY: as promised by the caller.
     unsafe {
-        if dot.panels == 2 && S::PANELS == 2 {
+        if dot.panels == 2 && (S::PANELS == 2 || dot.rows <= S::ROWS_FEW) {
             return dot_panels::<S, FETCH, 2>(dot, 0);
         }
         for panel in 0..dot.panels {
@@ -65,8 +69,9 @@ fn groups<S: Simd>(rows: usize) -> impl Iterator<Item = (usize, usize)> {
     std::iter::from_fn(move || {
         let left = rows.min((first / S::SPAN + 1) * S::SPAN) - first;
         let count = match left {
-            // Twice eight, rather than twelve and four.
+            // Twice eight, rather than twelve and four; twice four, rather than six and two.
             TILE_ROWS if S::ROWS > 8 => 8,
+            7..=8 if S::ROWS < 8 => 4,
             _ if left >= S::ROWS => S::ROWS,
             _ if left >= 8 => 8,
             _ if left >= 4 => 4,
@@ -111,6 +116,7 @@ unsafe fn dot_group<S: Simd, const FETCH: bool, const ROWS: usize, const PANELS:
             let (block, row) = ((first + row) / TILE_ROWS, (first + row) % TILE_ROWS);
             dot.result.add((2 * block + first_panel + panel) * RESULT_TILE + row * PANEL)
         };
+        let fetches_weights = dot.first && first == 0;
         let mut sums = [[S::splat(0.0); PANELS]; ROWS];
         if dot.accumulate {
             for (row, sums) in sums.iter_mut().enumerate() {
@@ -129,6 +135,11 @@ unsafe fn dot_group<S: Simd, const FETCH: bool, const ROWS: usize, const PANELS:
             }
             for pair in 0..HALF_PAIRS {
                 let row = half % 2 * HALF_PAIRS + pair;
+                if FETCH && fetches_weights {
+                    for right in right {
+                        _mm_prefetch::<_MM_HINT_T0>(right.wrapping_add(AHEAD).cast());
+                    }
+                }
                 if FETCH && row < ROWS {
                     let next = step.wrapping_add(dot.left_step + row * STEP);
                     _mm_prefetch::<_MM_HINT_T0>(next.cast());
@@ -182,6 +193,7 @@ unsafe fn multiply_simd<S: Simd>(pass: &PanelPass, pair: usize) {
         halves: 2 * pass.steps,
         result: pass.results(pair),
         accumulate: pass.accumulate,
+        first: pair == 0,
     };
     // SAFETY: the pass's operands are live, by the caller's promise.
     unsafe {

@@ -311,6 +311,7 @@ impl<'a> Stretch<'a> {
                     halves: head_dim / PAGE,
                     result: into.add(2 * index * RESULT_TILE),
                     accumulate: false,
+                    first: false,
                 });
             }
         }
@@ -377,6 +378,7 @@ impl<'a> Stretch<'a> {
                         halves: count,
                         result: into.add(column * RESULT_TILE),
                         accumulate: begun || first > pages.start,
+                        first: false,
                     });
                 }
             }
