@@ -229,6 +229,9 @@ fn bits_are_the_same_in_any_company(big: &Shape) {
             for shards in [
                 vec![&[0u64, 5][..]],
                 vec![&[9, 5, 0][..], &[3]],
+                // As many as registers hold in two groups.
+                vec![&[1, 2, 3, 4, 6, 5, 0][..]],
+                vec![&[1, 2, 3, 0, 5, 6, 7, 8][..]],
                 vec![&rest[..], &[5, 0]],
                 vec![&[0][..], &rest[..rest.len() / 2], &[5], &rest[rest.len() / 2..]],
             ] {

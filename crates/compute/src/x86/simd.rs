@@ -29,7 +29,7 @@ pub(super) trait Simd: Copy {
     /// Rows and panels that a product keeps in registers at a time.
     const ROWS: usize;
     const PANELS: usize;
-    /// With so few rows, two panels are in registers where it is one with more.
+    /// Up to so many rows have two panels in registers, where more rows have one.
     const ROWS_FEW: usize = 0;
     /// The rows in registers are of one such span of all rows.
     const SPAN: usize = TILE_ROWS;

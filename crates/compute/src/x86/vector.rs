@@ -16,8 +16,8 @@ use std::ops::Range;
 pub(super) const HALF_PAIRS: usize = STEP / 4;
 /// Values of a cache line of widened rows.
 const LINE_WIDENED: usize = 16;
-/// Weights are fetched so far ahead.
-const AHEAD: usize = 1024;
+/// Weights are fetched so many values ahead: two steps of a panel.
+const AHEAD: usize = 2 * STEP * PANEL;
 /// Values of a pair of row blocks and a step.
 pub(super) const STEP_OF_PAIR: usize = 2 * TILE;
 
@@ -41,12 +41,12 @@ pub(super) struct DotRows<V, R> {
     pub(super) result: *mut f32,
     /// Whether sums continue from what `result` holds, or start at zero.
     pub(super) accumulate: bool,
-    /// Whether these rows are the first that meet the panels, which then come from memory.
+    /// Whether these rows are the first of their task that meet the panels, which may come from memory then.
     pub(super) first: bool,
 }
 
 /// All rows and all panels. `right` is asked for half a step and a panel. With `FETCH`, a step fetches what the next one
-/// reads of the rows, and the first rows fetch the panels, which lie one after the other.
+/// reads of widened rows, and the first rows fetch what follows in their panels.
 #[inline(always)]
 pub(super) unsafe fn dot_rows<S: Simd, const FETCH: bool>(
     dot: &DotRows<S::Value, impl Fn(usize, usize) -> *const bf16>,
@@ -69,7 +69,7 @@ fn groups<S: Simd>(rows: usize) -> impl Iterator<Item = (usize, usize)> {
     std::iter::from_fn(move || {
         let left = rows.min((first / S::SPAN + 1) * S::SPAN) - first;
         let count = match left {
-            // Twice eight, rather than twelve and four; twice four, rather than six and two.
+            // Twice eight, rather than twelve and four; four and three or four, rather than six and one or two.
             TILE_ROWS if S::ROWS > 8 => 8,
             7..=8 if S::ROWS < 8 => 4,
             _ if left >= S::ROWS => S::ROWS,
@@ -140,7 +140,7 @@ unsafe fn dot_group<S: Simd, const FETCH: bool, const ROWS: usize, const PANELS:
                         _mm_prefetch::<_MM_HINT_T0>(right.wrapping_add(AHEAD).cast());
                     }
                 }
-                if FETCH && row < ROWS {
+                if FETCH && S::WIDENS && row < ROWS {
                     let next = step.wrapping_add(dot.left_step + row * STEP);
                     _mm_prefetch::<_MM_HINT_T0>(next.cast());
                     _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(LINE_WIDENED).cast());
@@ -201,11 +201,12 @@ unsafe fn multiply_simd<S: Simd>(pass: &PanelPass, pair: usize) {
             return dot_rows::<S, true>(&both);
         }
         for block in 0..rows.div_ceil(TILE_ROWS) {
-            dot_rows::<S, false>(&DotRows {
+            dot_rows::<S, true>(&DotRows {
                 left: pass.left.add((2 * pair + block) * pass.left_block).cast(),
                 left_step: TILE,
                 rows: (rows - block * TILE_ROWS).min(TILE_ROWS),
                 result: both.result.add(2 * block * RESULT_TILE),
+                first: both.first && block == 0,
                 ..both
             });
         }
