@@ -572,6 +572,7 @@ impl Simd for Ymm2 {
             ]
         }
     }
+    #[expect(clippy::pointers_in_nomem_asm_block, reason = "no instruction, so nothing is read")]
     #[inline(always)]
     unsafe fn load_again(_pairs: Self::Pairs, mut from: *const bf16) -> Self::Pairs {
         // The compiler may not know that it is the same place: it would keep what it loaded before, and have no
