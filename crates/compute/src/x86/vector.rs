@@ -156,8 +156,11 @@ unsafe fn dot_group<S: Simd, const FETCH: bool, const ROWS: usize, const PANELS:
                         *sum = sum.dot_first(weights, input);
                     }
                 }
-                for (panel, weights) in weights.iter_mut().enumerate().filter(|_| S::WIDENS) {
-                    *weights = S::load_again(*weights, right[panel]);
+                // With few rows, there are registers left for what was loaded.
+                if S::WIDENS && ROWS > 4 {
+                    for (panel, weights) in weights.iter_mut().enumerate() {
+                        *weights = S::load_again(*weights, right[panel]);
+                    }
                 }
                 for (row, sums) in sums.iter_mut().enumerate().filter(|_| S::WIDENS) {
                     let input = S::splat_pair(inputs.add(row * STEP), pair);
