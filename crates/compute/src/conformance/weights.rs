@@ -229,7 +229,7 @@ fn bits_are_the_same_in_any_company(big: &Shape) {
             for shards in [
                 vec![&[0u64, 5][..]],
                 vec![&[9, 5, 0][..], &[3]],
-                // As many as registers hold in two groups.
+                // Two groups of rows where registers hold six.
                 vec![&[1, 2, 3, 4, 6, 5, 0][..]],
                 vec![&[1, 2, 3, 0, 5, 6, 7, 8][..]],
                 vec![&rest[..], &[5, 0]],
