@@ -35,6 +35,7 @@ mod stats;
 mod strand;
 mod tier1_kernels;
 mod tier2_kernels;
+mod together;
 mod trace;
 mod turns;
 mod weights;

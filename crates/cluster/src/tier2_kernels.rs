@@ -4,8 +4,9 @@ use crate::error::ClusterError;
 use crate::meter::{Batch, Meter};
 use crate::payload::{Activations, Payload};
 use crate::report::NodeReport;
-use glinthawk_compute::{AttendRow, Backend, ComputeError, ContextKernels};
+use glinthawk_compute::{AttendRow, Backend, ComputeError, ContextKernels, CpuBackend};
 use glinthawk_protocol::{Compute, DRAFTS_MAX, Row, Tier2Work};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A lane's pages and attention.
@@ -71,6 +72,17 @@ impl<B: Backend> Tier2Kernels<B> {
             false => Activations::Device(attended),
         };
         self.meter.submitted(begun, batch)
+    }
+}
+
+impl Tier2Kernels<CpuBackend> {
+    /// Goes on with the threads and buffers of another strand.
+    pub fn go_to(&mut self, backend: &CpuBackend) -> Result<(), ClusterError> {
+        let gone = self.context.use_threads(Arc::clone(&backend.threads));
+        self.backend = backend.clone();
+        gone.map_err(|error| {
+            ClusterError::kernel(self.meter.name(), "going to other threads".to_owned(), error)
+        })
     }
 }
 

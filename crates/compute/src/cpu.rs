@@ -235,6 +235,16 @@ impl CpuContext {
         Ok(Self { kernels, tables, query_width: config.query_width() })
     }
 
+    /// Attends on these threads from now on.
+    pub fn use_threads(&mut self, threads: Arc<Threads>) -> Result<(), ComputeError> {
+        match &mut self.kernels {
+            Context::Portable(inner) => inner.use_threads(threads),
+            #[cfg(target_arch = "x86_64")]
+            Context::X86(inner) => inner.use_threads(threads)?,
+        }
+        Ok(())
+    }
+
     /// Bytes of `positions` positions in all of the slice's layers.
     pub fn bytes(
         config: &ModelConfig,

@@ -103,6 +103,14 @@ where
         }
     }
 
+    /// Takes the next work of every lane here that has some, for a caller that computes them side by side: it has each
+    /// started by the kernels beside it, and then ends them all.
+    pub fn take_lanes(&mut self) -> Vec<(Tier2Work<P>, &mut C)> {
+        let works_max = self.works_max;
+        let lanes = self.lanes.values_mut();
+        lanes.filter_map(|(node, kernels)| Some((node.start(works_max)?, kernels))).collect()
+    }
+
     /// Until when the Tier-1 node here waits for the rest of a flight, if it does.
     pub fn patient_until_ns(&self) -> Option<u64> {
         self.tier1.as_ref().and_then(|(node, _)| node.patient_until_ns())

@@ -54,6 +54,10 @@ impl PortableContext {
         Ok(Self { config: config.clone(), threads, pages, page_positions, values })
     }
 
+    pub(crate) fn use_threads(&mut self, threads: Arc<Threads>) {
+        self.threads = threads;
+    }
+
     pub(crate) fn fill(&mut self, byte: u8) {
         match &mut self.values {
             Values::Bf16(values) => bytemuck::cast_slice_mut(values).fill(byte),

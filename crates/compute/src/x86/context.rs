@@ -163,6 +163,16 @@ impl X86Context {
         page_positions / PAGE as u32
     }
 
+    /// Attends on these threads from now on.
+    pub(crate) fn use_threads(&mut self, threads: Arc<Threads>) -> Result<(), ComputeError> {
+        let Shape { config, context_type, .. } = &self.shape;
+        while self.workspaces.len() < threads.count() {
+            self.workspaces.push(Workspace::new(config.head_dim, *context_type)?);
+        }
+        self.threads = threads;
+        Ok(())
+    }
+
     pub(crate) fn fill(&mut self, byte: u8) {
         self.bytes.fill(byte);
         self.touched = self.shape.places;
@@ -174,7 +184,12 @@ impl X86Context {
     fn touch(&mut self, rows: &[BoundRow<'_>]) {
         let last = rows.iter().map(|row| row.pages[row.position as usize / PAGE]).max();
         let needed = last.map_or(0, |last| last as usize / self.shape.together.pages() + 1);
-        if needed <= self.touched || self.threads.count() == 1 {
+        if needed <= self.touched {
+            return;
+        }
+        if self.threads.count() == 1 {
+            // It keeps nobody waiting. Several threads may go on here, and must not clear what it writes.
+            self.touched = needed;
             return;
         }
         let (place_bytes, places) = (self.shape.place_bytes(), self.shape.places);
