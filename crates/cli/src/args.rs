@@ -425,7 +425,7 @@ pub struct EngineArgs {
     #[arg(long, short, default_value = DEFAULT_MODEL)]
     pub model: String,
     /// Rows in a batch, for each attention worker or lane. A prompt that generates takes one row;
-    /// prefill takes the rest [default: 256, 512 in one process if the job is mostly prompt, or 4096 on a GPU; in one
+    /// prefill takes the rest [default: 256, 1024 in one process if the job is mostly prompt, or 4096 on a GPU; in one
     /// process, the best for the job if there is a profile of this machine]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: Option<u32>,
@@ -433,8 +433,8 @@ pub struct EngineArgs {
     /// cluster whose processes do not share all cores]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub flights: Option<u32>,
-    /// Most prefill rows of one prompt in a batch [default: 256; on one machine, the best for the job if there is a
-    /// profile of it]
+    /// Most prefill rows of one prompt in a batch [default: 256, or 1024 in one process if the job is mostly prompt; on one
+    /// machine, the best for the job if there is a profile of it]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub chunk: Option<u32>,
     /// Memory for contexts in each process that attends, such as 4GiB; in a hybrid, two sizes are for its Tier-1 and its

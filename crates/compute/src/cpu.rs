@@ -296,6 +296,23 @@ impl WeightKernels for CpuWeights {
         Ok(())
     }
 
+    fn middle(
+        &mut self,
+        layer: usize,
+        back: &[ShardIn<'_, Buffer>],
+        out: &mut [ShardOut<'_, Buffer>],
+    ) -> Result<(), ComputeError> {
+        match &mut self.kernels {
+            Weights::Portable(inner) => {
+                inner.post_attention(layer, back);
+                inner.pre_attention(layer + 1, out);
+            }
+            #[cfg(target_arch = "x86_64")]
+            Weights::X86(inner) => inner.middle(layer, back, out),
+        }
+        Ok(())
+    }
+
     fn classify(&mut self, rows: &[usize], samples: &[Sample]) -> Result<(), ComputeError> {
         assert_eq!(rows.len(), samples.len(), "one sample per row");
         let (greedy, drawn): (Vec<usize>, Vec<usize>) =

@@ -17,9 +17,9 @@ use std::sync::Arc;
 /// Rows of a flight on each lane, if neither the specification nor a profile say.
 pub const BATCH_DEFAULT: u32 = 256;
 
-/// The same for jobs that are mostly prompt: weights are read and classified with half as often for the same rows.
+/// The same for jobs that are mostly prompt: weights are read and classified with a quarter as often for the same rows.
 /// Generating prompts would share a larger batch with more others, and gain nothing.
-const BATCH_OF_PROMPTS: u32 = 512;
+const BATCH_OF_PROMPTS: u32 = 1024;
 /// Tokens of a prompt for each generated one from which on a job is mostly prompt.
 const MOSTLY_PROMPT: usize = 8;
 
@@ -85,6 +85,8 @@ impl Resolved {
             None if alone && crowd.input >= MOSTLY_PROMPT * crowd.output => BATCH_OF_PROMPTS,
             None => BATCH_DEFAULT,
         };
+        // A prompt's rows read its context together.
+        let chunk = if batch == BATCH_OF_PROMPTS { batch } else { CHUNK_DEFAULT };
         let isa = machine::isa(specification.isa)?;
         let layout = Layout {
             pipelines,
@@ -100,7 +102,7 @@ impl Resolved {
             }),
             own_batch: None,
             own_first: false,
-            chunk: specification.chunk.unwrap_or(CHUNK_DEFAULT),
+            chunk: specification.chunk.unwrap_or(chunk),
             context_max: specification.context_max.unwrap_or(config.context_max as u32),
             page_positions: match opened.device {
                 Some(_) => CudaModel::PAGE_POSITIONS,
@@ -348,15 +350,18 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_are_mostly_prompt_have_larger_batches() {
-        let batch = |input, output, change: fn(&mut Specification)| {
+    fn jobs_that_are_mostly_prompt_have_larger_batches_and_chunks() {
+        let shape = |input, output, change: fn(&mut Specification)| {
             let crowd = Crowd { prompts: 64, input, output, alike: false };
-            resolve_for(crowd, change).expect("it can be launched").layout.batch
+            let layout = resolve_for(crowd, change).expect("it can be launched").layout;
+            (layout.batch, layout.chunk)
         };
-        assert_eq!(batch(16, 2, |_| ()), BATCH_OF_PROMPTS);
-        assert_eq!(batch(16, 3, |_| ()), BATCH_DEFAULT);
-        assert_eq!(batch(16, 2, |wanted| wanted.batch = Some(7)), 7);
-        assert_eq!(batch(16, 2, |wanted| wanted.topology.tier2 = Some(1)), BATCH_DEFAULT);
+        assert_eq!(shape(16, 2, |_| ()), (BATCH_OF_PROMPTS, BATCH_OF_PROMPTS));
+        assert_eq!(shape(16, 3, |_| ()), (BATCH_DEFAULT, CHUNK_DEFAULT));
+        assert_eq!(shape(16, 2, |wanted| wanted.batch = Some(7)).0, 7);
+        assert_eq!(shape(16, 2, |wanted| wanted.chunk = Some(7)), (BATCH_OF_PROMPTS, 7));
+        let apart = shape(16, 2, |wanted| wanted.topology.tier2 = Some(1));
+        assert_eq!(apart, (BATCH_DEFAULT, CHUNK_DEFAULT));
     }
 
     #[test]

@@ -22,6 +22,9 @@ use std::sync::{Arc, Mutex};
 /// How many rows before it is normed a row is fetched.
 const ROWS_AHEAD: usize = 2;
 
+/// Rows of a thread that pass through all products together.
+const ROWS_OF_PIECE: usize = 512;
+
 struct Layer {
     vectors: LayerVectors,
     /// Before attention and before the feed-forward, padded like the slab.
@@ -315,19 +318,75 @@ impl X86Weights {
     }
 
     pub(crate) fn pre_attention(&mut self, layer: usize, shards: &mut [ShardOut<'_, Buffer>]) {
-        self.take_rows(shards.iter().flat_map(|shard| shard.slab.clone()));
+        let targets = self.targets(shards);
+        for piece in self.pieces(targets.len()) {
+            self.make_qkv(layer, &targets[piece]);
+        }
+    }
+
+    pub(crate) fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Buffer>]) {
+        let sources = self.sources(shards);
+        for piece in self.pieces(sources.len()) {
+            self.feed_forward(layer, &sources[piece]);
+        }
+    }
+
+    /// Post-attention of `layer` and pre-attention of the next, piece by piece: what is between them stays in the cache.
+    pub(crate) fn middle(
+        &mut self,
+        layer: usize,
+        back: &[ShardIn<'_, Buffer>],
+        out: &mut [ShardOut<'_, Buffer>],
+    ) {
+        let (sources, targets) = (self.sources(back), self.targets(out));
+        assert_eq!(sources.len(), targets.len(), "the same rows");
+        for piece in self.pieces(sources.len()) {
+            self.feed_forward(layer, &sources[piece.clone()]);
+            self.make_qkv(layer + 1, &targets[piece]);
+        }
+    }
+
+    /// A batch is cut into even pieces, whose rows pass through all products together.
+    fn pieces(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let most = ROWS_OF_PIECE * self.threads.count();
+        let pieces = ((rows + most / 2) / most).max(1);
+        let each = rows.div_ceil(pieces).next_multiple_of(ROWS_OF_PAIR).max(1);
+        (0..rows).step_by(each).map(move |first| first..(first + each).min(rows))
+    }
+
+    /// Slab rows, and where the q, k, v of each go.
+    fn targets(&mut self, shards: &mut [ShardOut<'_, Buffer>]) -> Vec<(usize, QkvTarget)> {
         let width = self.config.qkv_width();
         let positions = shards.iter().flat_map(|shard| shard.positions);
         self.rope.reach(positions.copied().max().unwrap_or(0));
-        self.targets.clear();
+        let mut targets = Vec::new();
         for shard in shards {
             assert_eq!(shard.slab.len(), shard.positions.len(), "one position per row");
             let values = &mut shard.qkv.bf16_mut()[..shard.slab.len() * width];
-            for (&position, values) in shard.positions.iter().zip(values.chunks_exact_mut(width)) {
+            let values = values.chunks_exact_mut(width);
+            for ((row, &position), values) in shard.slab.clone().zip(shard.positions).zip(values) {
                 let angles = self.rope.angles(position).as_ptr();
-                self.targets.push(QkvTarget { values: values.as_mut_ptr(), angles });
+                targets.push((row, QkvTarget { values: values.as_mut_ptr(), angles }));
             }
         }
+        targets
+    }
+
+    /// Slab rows, and what each has attended.
+    fn sources<'a>(&self, shards: &[ShardIn<'a, Buffer>]) -> Vec<(usize, &'a [bf16])> {
+        let width = self.config.query_width();
+        let sources = shards.iter().flat_map(|shard| {
+            let values = &shard.attended.bf16()[shard.first * width..];
+            let values = values[..shard.slab.len() * width].chunks_exact(width);
+            shard.slab.clone().zip(values)
+        });
+        sources.collect()
+    }
+
+    fn make_qkv(&mut self, layer: usize, targets: &[(usize, QkvTarget)]) {
+        self.take_rows(targets.iter().map(|(row, _)| *row));
+        self.targets.clear();
+        self.targets.extend(targets.iter().map(|(_, target)| *target));
         self.norm_rows(Norm::Attention(layer));
         let vectors = &self.matrices.layers[layer].vectors;
         let (bias, head_norms) = (vectors.qkv_bias.is_some(), vectors.head_norms.is_some());
@@ -338,15 +397,10 @@ impl X86Weights {
         }
     }
 
-    pub(crate) fn post_attention(&mut self, layer: usize, shards: &[ShardIn<'_, Buffer>]) {
-        self.take_rows(shards.iter().flat_map(|shard| shard.slab.clone()));
-        let width = self.config.query_width();
-        let into = self.inputs.reshape(self.rows.len(), width);
-        let sources = shards.iter().flat_map(|shard| {
-            let values = &shard.attended.bf16()[shard.first * width..];
-            values[..shard.slab.len() * width].chunks_exact(width)
-        });
-        let sources: Vec<&[bf16]> = sources.collect();
+    fn feed_forward(&mut self, layer: usize, sources: &[(usize, &[bf16])]) {
+        self.take_rows(sources.iter().map(|(row, _)| *row));
+        let into = self.inputs.reshape(self.rows.len(), self.config.query_width());
+        let sources: Vec<&[bf16]> = sources.iter().map(|(_, values)| *values).collect();
         let (slab, stride, isa, rows) = (&*self.slab, self.stride, self.multiplier.isa, &self.rows);
         share_rows(&self.threads, rows.len(), |share| {
             // The product fetches the residual of later pairs itself.
