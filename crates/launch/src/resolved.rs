@@ -79,14 +79,16 @@ impl Resolved {
             return Err(LaunchError::Layers { tier1, layers: config.layers });
         }
         let attends = opened.local.iter().skip(if tier2 == 0 { 0 } else { pipelines * tier1 });
-        let batch = match &opened.device {
-            Some(_) => GPU_BATCH,
-            None if attends.map(|(_, gpu)| gpu.is_some()).min() == Some(true) => GPU_NODE_BATCH,
-            None if alone && crowd.input >= MOSTLY_PROMPT * crowd.output => BATCH_OF_PROMPTS,
-            None => BATCH_DEFAULT,
+        let mostly_prompt = alone && crowd.input >= MOSTLY_PROMPT * crowd.output;
+        let (batch, chunk) = match &opened.device {
+            Some(_) => (GPU_BATCH, CHUNK_DEFAULT),
+            None if attends.map(|(_, gpu)| gpu.is_some()).min() == Some(true) => {
+                (GPU_NODE_BATCH, CHUNK_DEFAULT)
+            }
+            // A prompt's rows read its context together.
+            None if mostly_prompt => (BATCH_OF_PROMPTS, BATCH_OF_PROMPTS),
+            None => (BATCH_DEFAULT, CHUNK_DEFAULT),
         };
-        // A prompt's rows read its context together.
-        let chunk = if batch == BATCH_OF_PROMPTS { batch } else { CHUNK_DEFAULT };
         let isa = machine::isa(specification.isa)?;
         let layout = Layout {
             pipelines,
