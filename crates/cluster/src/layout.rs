@@ -28,6 +28,10 @@ const STRAND_ROWS_LARGE: usize = 192;
 /// Bytes of a layer's weights from which on a model is large.
 const LAYER_LARGE_BYTES: usize = 64 << 20;
 
+pub(crate) fn is_large(config: &ModelConfig) -> bool {
+    2 * config.layer_parameters() >= LAYER_LARGE_BYTES
+}
+
 /// What is known about the prompts to come that affects the shape.
 #[derive(Clone, Copy, Debug)]
 pub struct Crowd {
@@ -129,8 +133,7 @@ impl Layout {
         let held = self.contexts_held(config, memory_bytes, crowd);
         let together = crowd.prompts.min(held * workers);
         let batch = self.batch as usize;
-        let is_large = 2 * config.layer_parameters() >= LAYER_LARGE_BYTES;
-        let rows_min = if is_large { STRAND_ROWS_LARGE } else { STRAND_ROWS_MIN };
+        let rows_min = if is_large(config) { STRAND_ROWS_LARGE } else { STRAND_ROWS_MIN };
         // Where a step never leaves its threads, flights meet at every layer.
         let flights = if self.slices + self.tier2 == 1 { 1 } else { self.flights as usize };
         let worthwhile = |strands: &usize| {

@@ -4,7 +4,7 @@
 
 use crate::error::ClusterError;
 use crate::fabric::{Fabric, FabricEvent, WAIT};
-use crate::layout::Layout;
+use crate::layout::{Layout, is_large};
 use crate::nodes::{self, Nodes, Strand};
 use crate::payload::Payload;
 use crate::report::{NodeReport, peak_memory_bytes};
@@ -139,7 +139,7 @@ impl LocalFabric {
             stacks,
             news,
 
-            rule: Rule { strands, isa },
+            rule: Rule { strands, isa, is_large: is_large(config) },
             together: false,
             waiting: Vec::new(),
             in_air: BTreeMap::new(),
