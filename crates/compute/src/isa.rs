@@ -28,7 +28,16 @@ impl Isa {
 
     /// The fastest path this machine has.
     pub fn detect() -> Isa {
-        *Self::available().last().expect("portable is always there")
+        Self::fastest(&Self::available(), is_by_intel())
+    }
+
+    /// The fastest of these paths, plainest first. Intel's cores take two cycles for a bf16 dot product of 512 bits: there,
+    /// widening is up to 1.8 times as fast.
+    fn fastest(available: &[Isa], by_intel: bool) -> Isa {
+        match available.last() {
+            Some(Isa::Avx512Bf16) if by_intel => Isa::Avx512,
+            last => *last.expect("portable is always there"),
+        }
     }
 
     /// All paths this machine has, plainest first.
@@ -121,6 +130,19 @@ impl Isa {
     }
 }
 
+/// Whether the processor says that Intel made it.
+#[cfg(target_arch = "x86_64")]
+fn is_by_intel() -> bool {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();
+    name == b"GenuineIntel"
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_by_intel() -> bool {
+    false
+}
+
 /// Whether the processor has AMX bf16 tiles and the kernel lets this process use them. Asking also
 /// grants the permission, for the whole process and for threads started later.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -196,5 +218,15 @@ mod tests {
         assert!(Isa::of_kind("amx-r1").is_err(), "its bits were others");
         assert_eq!(Isa::available()[0], Isa::Portable);
         assert!(Isa::detect().require().is_ok());
+    }
+
+    #[test]
+    fn slow_dot_products_are_not_chosen() {
+        let all = &Isa::ALL;
+        assert_eq!([true, false].map(|intel| Isa::fastest(all, intel)), [Isa::Amx; 2]);
+        let no_tiles = &all[..4];
+        assert_eq!(Isa::fastest(no_tiles, true), Isa::Avx512);
+        assert_eq!(Isa::fastest(no_tiles, false), Isa::Avx512Bf16);
+        assert_eq!([true, false].map(|intel| Isa::fastest(&all[..2], intel)), [Isa::Avx2; 2]);
     }
 }
