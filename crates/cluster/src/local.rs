@@ -138,7 +138,6 @@ impl LocalFabric {
         let mut fabric = Self {
             stacks,
             news,
-
             rule: Rule { strands, isa, is_large: is_large(config) },
             together: false,
             waiting: Vec::new(),

@@ -1,9 +1,11 @@
 //! Golden outputs of the default model from an independent float32 reference, on every instruction
 //! set of this machine: the kernels teacher-forced, and the engine running free.
 
+mod engine_support;
+
+use engine_support::{completions, setting};
 use glinthawk_cluster::{
-    ClusterError, Engine, EngineEvent, Fabric, FabricEvent, Kernels, Layout, LocalFabric,
-    NodeReport, Setting,
+    ClusterError, Engine, Fabric, FabricEvent, Kernels, Layout, LocalFabric, NodeReport,
 };
 use glinthawk_compute::{
     AttendRow, Backend, ComputeError, ContextKernels, ContextSpec, ContextType, CpuBackend,
@@ -13,7 +15,6 @@ use glinthawk_flight::{Buffer, PAGE_POSITIONS, Pool};
 use glinthawk_model::{Model, testing};
 use glinthawk_protocol::{Launch, Prompt, PromptId};
 use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// bf16 keeps 8 bits, so a logit near 25 carries about 0.1 from its last product alone; the sums of
@@ -268,7 +269,7 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
             };
             assert_eq!(engine.submit(prompt), Ok(PromptId(index as u64)));
         }
-        completions(engine)
+        completions(&mut engine)
     };
     let outputs = run(Box::new(load()), &cases);
     for (index, case) in cases.iter().enumerate() {
@@ -283,40 +284,5 @@ fn engine_running_free_matches_the_reference_while_it_is_sure() {
             "{}: with every step launched twice",
             cases[*id as usize].id
         );
-    }
-}
-
-/// Runs an engine until it is idle: every prompt's tokens.
-fn completions(mut engine: Engine) -> BTreeMap<u64, Vec<u32>> {
-    let mut outputs = BTreeMap::new();
-    while !engine.is_idle() {
-        for event in engine.advance().expect("the engine runs") {
-            let EngineEvent::Finished(completion) = event else { panic!("unexpected {event:?}") };
-            let tokens = completion.tokens.iter().map(|generated| generated.token);
-            outputs.insert(completion.id.0, tokens.collect());
-        }
-    }
-    outputs
-}
-
-/// The names in the setting do not matter here.
-fn setting() -> Setting {
-    Setting {
-        model: String::new(),
-        backend: "cpu",
-        instruction_set: String::new(),
-        threads: 2,
-        pipelines: 1,
-        tier1_nodes: 1,
-        tier2_nodes: 0,
-        tier1_attends: true,
-        lanes: 2,
-        batch: 24,
-        flights: 2,
-        chunk: 20,
-        context_memory_bytes: 0,
-        context_type: "bf16",
-        page_bytes: 0,
-        max_context: 2048,
     }
 }

@@ -1,6 +1,9 @@
 //! The strands of one process come together and part while a job runs, and nobody's tokens change.
 
-use glinthawk_cluster::{Engine, EngineEvent, Kernels, Layout, LocalFabric, NodeReport, Setting};
+mod engine_support;
+
+use engine_support::{completions, setting};
+use glinthawk_cluster::{Engine, Kernels, Layout, LocalFabric, NodeReport};
 use glinthawk_compute::{ContextType, Isa};
 use glinthawk_model::Model;
 use glinthawk_protocol::Prompt;
@@ -30,28 +33,6 @@ fn layout(strands: usize, flights: u32) -> Layout {
     }
 }
 
-/// Nobody looks at it here.
-fn setting() -> Setting {
-    Setting {
-        model: String::new(),
-        backend: "cpu",
-        instruction_set: String::new(),
-        threads: STRANDS,
-        pipelines: 1,
-        tier1_nodes: 1,
-        tier2_nodes: 0,
-        tier1_attends: true,
-        lanes: STRANDS,
-        batch: 64,
-        flights: 1,
-        chunk: 64,
-        context_memory_bytes: 0,
-        context_type: "bf16",
-        page_bytes: 0,
-        max_context: 1024,
-    }
-}
-
 /// Long prompts for all lanes, whose answers end at different times. The last ones are alone for long. Then others come,
 /// of which some begin like the first.
 fn crowds(vocab: u32) -> [Vec<Prompt>; 2] {
@@ -78,13 +59,7 @@ fn run(isa: Isa, strands: usize, flights: u32) -> (BTreeMap<u64, Vec<u32>>, Vec<
         for prompt in crowd {
             engine.submit(prompt).expect("it fits");
         }
-        while !engine.is_idle() {
-            for event in engine.advance().expect("the engine runs") {
-                let EngineEvent::Finished(done) = event else { panic!("unexpected {event:?}") };
-                let tokens = done.tokens.iter().map(|generated| generated.token);
-                outputs.insert(done.id.0, tokens.collect());
-            }
-        }
+        outputs.extend(completions(&mut engine));
     }
     let (_, reports) = engine.stats().expect("all nodes report");
     (outputs, reports)
